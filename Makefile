@@ -1,0 +1,62 @@
+# The whole interface to the project; the logic lives in the scripts it calls.
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest -q
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help setup demo demo-down cluster-up cluster-down test test-unit test-model test-control-plane \
+	test-e2e test-gpu test-long lint check-gen gen lock bench
+
+help: ## Show this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
+
+setup: ## Install the locked packages into .venv
+	@tools/setup.sh
+
+demo: setup ## Bring a cluster up, install the chart, apply the example, ask the model a question
+	@$(PY) tools/demo.py up
+
+demo-down: setup ## Remove what the demo made, the local cluster included
+	@$(PY) tools/demo.py down
+
+cluster-up: setup ## Start the local cluster alone
+	@$(PY) tools/cluster up
+
+cluster-down: setup ## Stop the local cluster
+	@$(PY) tools/cluster down
+
+test: setup lint check-gen test-unit test-model test-control-plane test-e2e ## Everything that needs no GPU; CI runs this
+
+test-unit: setup ## Tests of pure logic, kernels under the interpreter aside: under a minute
+	$(PYTEST) -m "not (gpu or control_plane or e2e or model or kernels)"
+
+test-model: setup ## The trained model against transformers; the kernels against their references
+	$(PYTEST) -m "(model or kernels) and not gpu"
+
+test-control-plane: setup ## Against a real API server
+	$(PYTEST) -m control_plane
+
+test-e2e: setup ## On the whole local cluster: install, serve, repair, upgrade, uninstall
+	$(PYTEST) -m e2e --timeout=900
+
+test-gpu: ## The kernels and the engine on an NVIDIA GPU
+	$(PYTEST) -m gpu
+
+lint: setup ## Formatting, style, types and layers
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+check-gen: setup ## Generated files equal what their sources give
+	$(PY) tools/generate.py --check
+
+gen: setup ## Write the generated files
+	$(PY) tools/generate.py
+
+lock: setup ## Resolve requirements/*.in again
+	tools/lock.sh
+
+bench: setup ## The benchmarks that need no GPU
+	$(PY) benchmarks/engine.py --cpu
+	$(PY) benchmarks/operator.py
