@@ -1,0 +1,10 @@
+"""The local cluster: a real Kubernetes on one machine, without Docker.
+
+`python tools/cluster --help` is the command; tests and tools import `ControlPlane`.
+Needs nothing but the standard library, so it runs before the project's environment exists.
+"""
+
+from cluster.control_plane import ControlPlane
+from cluster.errors import ClusterError
+
+__all__ = ["ClusterError", "ControlPlane"]

@@ -1,0 +1,3 @@
+module deepseek.dev/tools/cluster/programs/pause
+
+go 1.26.0

@@ -1,0 +1,6 @@
+//go:build tools
+
+// Package tools names the command that this module exists to build.
+package tools
+
+import _ "sigs.k8s.io/prometheus-adapter/cmd/adapter"
