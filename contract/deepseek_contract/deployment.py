@@ -1,0 +1,573 @@
+"""`DeepSeekDeployment`: one model, served by GPU worker pods.
+
+The source of the CRD and of its reference page. The operator reads objects through it; what it
+accepts and what the API server accepts is the same, which a test holds against a real server.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from deepseek_contract import source as model_source
+from deepseek_contract.pod import PodSettings, keys_match
+from deepseek_contract.schema import (
+    ApiModel,
+    NotYet,
+    Rule,
+    UpdateRule,
+    keyed,
+    no_doubles,
+    section,
+)
+from deepseek_contract.status import DeepSeekDeploymentStatus, Metadata
+from deepseek_contract.text import (
+    LABEL,
+    QUALIFIED_NAME,
+    SUBDOMAIN,
+    DataKey,
+    GiB,
+    Int,
+    LabelName,
+    ObjectName,
+    Percent,
+    Seconds,
+)
+
+GROUP = "deepseek.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "DeepSeekDeployment"
+PLURAL = "deepseekdeployments"
+
+# Children take the object's name with a suffix of up to 11 characters; Services allow 63.
+NAME_MAX_LENGTH = 52
+
+# Parts of the API whose behaviour comes later. The change that brings one deletes its row.
+NOT_YET = (
+    NotYet("spec.model.weights", values=("fp8", "int8", "int4"), use="use auto or bf16"),
+    NotYet("spec.model.kvCache", values=("fp8", "int8"), use="use auto or bf16"),
+    NotYet("spec.model.lora"),
+    NotYet("spec.gpu.mode", values=("mig", "vgpu", "dra"), use="use whole or cpu"),
+    NotYet("spec.gpu.count", above=1, use="a model is served by one GPU a pod"),
+    NotYet("spec.gpu.migProfile"),
+    NotYet("spec.gpu.memoryGiB"),
+    NotYet("spec.memory"),
+    NotYet("spec.autoscaling", use="set spec.replicas"),
+    NotYet("spec.priority"),
+    NotYet("spec.fallbacks"),
+    NotYet("spec.degrade"),
+    NotYet("spec.promote"),
+    NotYet("spec.rollout", values=("viaFallback",), use="use auto, surge or replace"),
+    NotYet("spec.recovery.retriesPerBatch"),
+    NotYet("spec.recovery.nodeSwitchesPerHour"),
+    NotYet("spec.routing.httpRoute", use="route to the Service that has the object's name"),
+)
+
+Weights = Literal["auto", "bf16", "fp8", "int8", "int4"]
+KvCache = Literal["auto", "bf16", "fp8", "int8"]
+ServedName = Annotated[
+    str, Field(pattern="^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", max_length=128)
+]
+SourceText = Annotated[str, Field(max_length=2048)]
+
+
+class TokenSecret(ApiModel):
+    """A Secret that holds the token for downloading a model."""
+
+    name: ObjectName
+    """Name of the Secret, in the object's namespace."""
+    key: DataKey = "token"
+    """Key in the Secret's data."""
+
+
+class ApiKeySecret(ApiModel):
+    """A Secret that holds the API keys that clients send."""
+
+    name: ObjectName
+    """Name of the Secret, in the object's namespace."""
+    key: DataKey = "api-key"
+    """Key in the Secret's data; its value holds one API key a line."""
+
+
+class CertificateAuthority(ApiModel):
+    """A ConfigMap with the certificates that a private server is trusted by."""
+
+    name: ObjectName
+    """Name of the ConfigMap, in the object's namespace."""
+    key: DataKey = "ca.crt"
+    """Key in the ConfigMap's data; its value holds certificates in PEM form."""
+
+
+class ModelCache(ApiModel):
+    """The volume on which a downloaded model is kept. It outlives the object."""
+
+    existing_claim: ObjectName | None = None
+    """A PersistentVolumeClaim to use; absent, the operator makes one for each source."""
+    storage_class_name: ObjectName | None = None
+    """Storage class of the claim that is made; absent, the cluster's default class."""
+    size_gib: Annotated[GiB | None, Field(alias="sizeGiB")] = None
+    """Size of the claim that is made; absent, 100. It may grow, where the class allows that."""
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] | None = None
+    """Access mode of the claim that is made; absent, `ReadWriteOnce`, which keeps all replicas
+    on one node."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.existingClaim) || !(has(self.storageClassName) || has(self.sizeGiB)"
+            " || has(self.accessMode))",
+            holds=lambda cache: (
+                cache.existing_claim is None
+                or (cache.storage_class_name, cache.size_gib, cache.access_mode)
+                == (None, None, None)
+            ),
+            message="storageClassName, sizeGiB and accessMode describe a claim that is made; they"
+            " may not be given beside existingClaim",
+            field_path=".existingClaim",
+        ),
+    )
+
+    @property
+    def claim_size_gib(self) -> int:
+        """Size of the claim that is made."""
+        return self.size_gib if self.size_gib is not None else 100
+
+    @property
+    def claim_access_mode(self) -> str:
+        """Access mode of the claim that is made."""
+        return self.access_mode or "ReadWriteOnce"
+
+
+class Adapter(ApiModel):
+    """A LoRA adapter, served under a name of its own."""
+
+    name: LabelName
+    """The name that requests ask for."""
+    source: SourceText
+    """Where the adapter comes from, in the forms of `spec.model.source`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.source.matches(r'{model_source.PATTERN}')",
+            holds=lambda adapter: model_source.is_source(adapter.source),
+            message=f"source is '{{source}}'; allowed are {model_source.ALLOWED}",
+            field_path=".source",
+        ),
+    )
+
+
+def _only_downloads(field: str) -> Callable[[Any], bool]:
+    return lambda model: (
+        getattr(model, field) is None or model.source.startswith(("hf://", "https://"))
+    )
+
+
+class FallbackModel(ApiModel):
+    """Which model is served, and how precisely."""
+
+    source: SourceText = "package://smollm2"
+    """Where the model comes from: `package://NAME` (in the worker's image), `oci://IMAGE`,
+    `pvc://CLAIM/FOLDER`, `hf://ORGANISATION/NAME@REVISION`, `https://HOST/FILE#sha256=HEX` or
+    `nodePath:///FOLDER`."""
+    credentials_secret: TokenSecret | None = None
+    """The token for downloading from `hf://` or `https://`."""
+    certificate_authority: CertificateAuthority | None = None
+    """Certificates to trust when downloading, for a private server or mirror."""
+    cache: ModelCache | None = None
+    """Where a downloaded model is kept."""
+    weights: Weights = "auto"
+    """Precision of the weights; `auto` takes what the files hold."""
+    kv_cache: KvCache = "auto"
+    """Precision of the KV cache; `auto` takes the precision of the computation."""
+    max_context_tokens: Annotated[Int, Field(ge=16, le=1_048_576)] | None = None
+    """Longest context that is served; absent, the model's own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.source.matches(r'{model_source.PATTERN}')",
+            holds=lambda model: model_source.is_source(model.source),
+            message=f"source is '{{source}}'; allowed are {model_source.ALLOWED}",
+            field_path=".source",
+        ),
+        *(
+            Rule(
+                cel=f"!has(self.{alias}) || self.source.startsWith('hf://')"
+                " || self.source.startsWith('https://')",
+                holds=_only_downloads(field),
+                message=f"{alias} is for downloading, from hf:// or https://;"
+                " source is '{source}'",
+                field_path=f".{alias}",
+            )
+            for field, alias in (
+                ("credentials_secret", "credentialsSecret"),
+                ("certificate_authority", "certificateAuthority"),
+                ("cache", "cache"),
+            )
+        ),
+    )
+    update_rules: ClassVar[tuple[UpdateRule, ...]] = (
+        UpdateRule(
+            cel="self.source != oldSelf.source || !has(self.cache) || !has(oldSelf.cache)"
+            " || has(self.cache.existingClaim) || has(oldSelf.cache.existingClaim)"
+            " || (self.cache.?storageClassName == oldSelf.cache.?storageClassName"
+            " && self.cache.?accessMode.orValue('ReadWriteOnce')"
+            " == oldSelf.cache.?accessMode.orValue('ReadWriteOnce')"
+            " && self.cache.?sizeGiB.orValue(100) >= oldSelf.cache.?sizeGiB.orValue(100))",
+            holds=lambda new, old: (
+                new.source != old.source
+                or new.cache is None
+                or old.cache is None
+                or new.cache.existing_claim is not None
+                or old.cache.existing_claim is not None
+                or (
+                    new.cache.storage_class_name == old.cache.storage_class_name
+                    and new.cache.claim_access_mode == old.cache.claim_access_mode
+                    and new.cache.claim_size_gib >= old.cache.claim_size_gib
+                )
+            ),
+            message="the claim of this source exists: its storageClassName and accessMode cannot"
+            " change and its sizeGiB cannot shrink; name another claim as existingClaim",
+            field_path=".cache",
+        ),
+    )
+
+    @property
+    def parsed_source(self) -> model_source.Source:
+        """The source, taken apart."""
+        return model_source.parse_source(self.source)
+
+
+class ModelSpec(FallbackModel):
+    """Which model is served, under which name, and how precisely."""
+
+    served_name: (
+        Annotated[
+            str, Field(pattern="^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", max_length=128)
+        ]
+        | None
+    ) = None
+    """The name that requests ask for; absent, the object's name."""
+    lora: Annotated[list[Adapter], keyed("name", max_items=32)] | None = None
+    """LoRA adapters of the model."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*FallbackModel.rules, no_doubles("lora", "name"))
+
+
+class Gpu(ApiModel):
+    """What the model computes on."""
+
+    mode: Literal["whole", "mig", "vgpu", "cpu", "dra"] = "whole"
+    """`whole`: GPUs of its own; `mig`: a MIG slice; `vgpu`: a share of a GPU's memory; `cpu`: no
+    GPU, for small models; `dra`: reserved."""
+    count: Annotated[Int, Field(ge=1, le=16)] = 1
+    """GPUs a pod, over which the model is split."""
+    mig_profile: (
+        Annotated[str, Field(pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\+me|\+gfx)?$", max_length=16)]
+        | None
+    ) = None
+    """The MIG profile, such as `1g.18gb`, with the mode `mig`."""
+    memory_gib: Annotated[Annotated[Int, Field(ge=1, le=1024)] | None, Field(alias="memoryGiB")] = (
+        None
+    )
+    """GPU memory a pod, with the mode `vgpu`."""
+    memory_limit_percent: Percent = 90
+    """How much of the memory that the pod is given the worker may use: of the GPU's, or with the
+    mode `cpu` of the container's limit."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="(self.mode == 'mig') == has(self.migProfile)",
+            holds=lambda gpu: (gpu.mode == "mig") == (gpu.mig_profile is not None),
+            message="migProfile belongs to the mode mig, and that mode needs it; mode is {mode}",
+            field_path=".migProfile",
+        ),
+        Rule(
+            cel="(self.mode == 'vgpu') == has(self.memoryGiB)",
+            holds=lambda gpu: (gpu.mode == "vgpu") == (gpu.memory_gib is not None),
+            message="memoryGiB belongs to the mode vgpu, and that mode needs it; mode is {mode}",
+            field_path=".memoryGiB",
+        ),
+        Rule(
+            cel="self.mode in ['whole', 'dra'] || self.count == 1",
+            holds=lambda gpu: gpu.mode in {"whole", "dra"} or gpu.count == 1,
+            message="count is {count}; with the mode {mode} it must be 1",
+            field_path=".count",
+        ),
+    )
+
+
+class Memory(ApiModel):
+    """Where KV pages and weights go when the GPU's memory is full."""
+
+    host_kv_gib: Annotated[GiB | None, Field(alias="hostKvGiB")] = None
+    """Pinned host memory for KV pages, a pod."""
+    disk_kv_gib: Annotated[GiB | None, Field(alias="diskKvGiB")] = None
+    """Disk for KV pages, a pod."""
+    weight_streaming: Literal["auto", "off", "on"] = "auto"
+    """Whether weights are streamed from the host when they do not fit."""
+
+
+class ScalingPolicy(ApiModel):
+    """How much may change in how much time."""
+
+    type: Literal["Pods", "Percent"]
+    """What `value` counts."""
+    value: Annotated[Int, Field(ge=1, le=1000)]
+    """How much."""
+    period_seconds: Annotated[Int, Field(ge=1, le=1800)]
+    """In how much time."""
+
+
+class ScalingRules(ApiModel):
+    """How fast one direction goes."""
+
+    stabilization_window_seconds: Annotated[Int, Field(ge=0, le=3600)] | None = None
+    """For how long earlier wishes are remembered."""
+    select_policy: Literal["Max", "Min", "Disabled"] | None = None
+    """Which policy counts when there are several."""
+    policies: Annotated[list[ScalingPolicy], Field(max_length=8)] | None = None
+    """The policies."""
+
+
+class ScalingBehavior(ApiModel):
+    """How fast the count follows the metrics."""
+
+    scale_up: ScalingRules | None = None
+    """Upwards."""
+    scale_down: ScalingRules | None = None
+    """Downwards."""
+
+
+class Autoscaling(ApiModel):
+    """How many pods there are, by memory demand and queue."""
+
+    min_replicas: Annotated[Int, Field(ge=1, le=1000)] = 1
+    """Fewest pods."""
+    max_replicas: Annotated[Int, Field(ge=1, le=1000)]
+    """Most pods."""
+    gpu_memory_percent: Percent = 80
+    """The mean memory percentage a pod that is aimed at."""
+    metric: Literal["demand", "used", "nvidia.com/gpu_memory_used_percent"] = "demand"
+    """Which percentage: `demand` follows the load; `used`, also under the familiar name
+    `nvidia.com/gpu_memory_used_percent`, includes weights."""
+    queued_requests_per_replica: Annotated[Int, Field(ge=1, le=10_000)] = 8
+    """The mean number of waiting requests a pod that is aimed at."""
+    behavior: ScalingBehavior | None = None
+    """How fast the count follows."""
+    provider: Literal["hpa", "keda", "none"] = "hpa"
+    """Who scales."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.minReplicas <= self.maxReplicas",
+            holds=lambda scaling: scaling.min_replicas <= scaling.max_replicas,
+            message="minReplicas {minReplicas} is above maxReplicas {maxReplicas}",
+            field_path=".minReplicas",
+        ),
+    )
+
+
+class Fallback(ApiModel):
+    """A smaller model that serves while the primary cannot."""
+
+    name: Annotated[str, Field(pattern=f"^{LABEL}$", max_length=10)]
+    """Name of the tier; `primary` is taken."""
+    model: FallbackModel
+    """The model."""
+    gpu: Gpu = section(Gpu)
+    """What it computes on."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.name != 'primary'",
+            holds=lambda fallback: fallback.name != "primary",
+            message="a fallback may not be named primary",
+            field_path=".name",
+        ),
+    )
+
+
+class Degrade(ApiModel):
+    """When a fallback takes over."""
+
+    after_seconds: Seconds = 60
+    """For how long the primary must have been unable to run."""
+
+
+class Promote(ApiModel):
+    """When the primary takes over again."""
+
+    after_seconds: Seconds = 300
+    """For how long the primary must have been ready."""
+    strategy: Literal["surge", "swap"] = "surge"
+    """`surge` starts the primary beside the fallback; `swap` drains the fallback first."""
+
+
+class Recovery(ApiModel):
+    """What is done about faults."""
+
+    retries_per_batch: Annotated[Int, Field(ge=0, le=10)] | None = None
+    """How often a batch that ran out of memory is tried again; 3 when absent."""
+    node_switches_per_hour: Annotated[Int, Field(ge=0, le=60)] | None = None
+    """How many pods may be moved to another node in an hour."""
+    drain_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
+    """How long a pod that ends may finish its requests."""
+
+
+class ServiceSettings(ApiModel):
+    """The Service, which has the object's name."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """How the Service is reached."""
+    port: Annotated[Int, Field(ge=1, le=65_535)] = 80
+    """The Service's port."""
+    annotations: (
+        Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=16)] | None
+    ) = None
+    """Annotations of the Service, such as those that load balancers read."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        keys_match("annotations", QUALIFIED_NAME, "annotations must have Kubernetes' form of key"),
+    )
+
+
+class Gateway(ApiModel):
+    """A Gateway to attach to."""
+
+    name: ObjectName
+    """Name of the Gateway."""
+    namespace: LabelName | None = None
+    """Its namespace; absent, the object's."""
+    section_name: ObjectName | None = None
+    """One listener of the Gateway; absent, all."""
+
+
+class HttpRoute(ApiModel):
+    """An HTTPRoute of the Gateway API."""
+
+    gateways: Annotated[list[Gateway], Field(min_length=1, max_length=8)]
+    """The Gateways that the route is attached to."""
+    hostnames: (
+        Annotated[
+            list[Annotated[str, Field(pattern=rf"^(\*\.)?{SUBDOMAIN}$", max_length=253)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+    """Host names that the route answers to; absent, all."""
+
+
+class Routing(ApiModel):
+    """How requests reach the pods."""
+
+    service: ServiceSettings = section(ServiceSettings)
+    """The Service."""
+    http_route: HttpRoute | None = None
+    """An HTTPRoute of the Gateway API."""
+
+
+class Security(ApiModel):
+    """Who may ask."""
+
+    api_key_secret: ApiKeySecret | None = None
+    """API keys, one of which a request must carry; absent, every request is answered."""
+
+
+class DeepSeekDeploymentSpec(ApiModel):
+    """What is wanted."""
+
+    model: ModelSpec = section(ModelSpec)
+    """The model."""
+    gpu: Gpu = section(Gpu)
+    """What it computes on."""
+    memory: Memory | None = None
+    """Where KV pages and weights go when the GPU's memory is full."""
+    replicas: Annotated[Int, Field(ge=0, le=1000)] = 1
+    """Number of pods."""
+    autoscaling: Autoscaling | None = None
+    """Lets metrics set the number of pods."""
+    min_available: Annotated[Int, Field(ge=0, le=1000)] = 1
+    """How many pods must be ready for the object to be Ready; never more than `replicas`."""
+    priority: Annotated[Int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    """Which deployments of a tenant give way first: those with the lowest."""
+    fallbacks: Annotated[list[Fallback], keyed("name", max_items=4)] | None = None
+    """Smaller models, in the order in which they are tried."""
+    degrade: Degrade | None = None
+    """When a fallback takes over."""
+    promote: Promote | None = None
+    """When the primary takes over again."""
+    rollout: Literal["auto", "surge", "replace", "viaFallback"] = "auto"
+    """How a change reaches the pods: `surge` starts a new pod before it ends an old one, which
+    needs a free GPU; `replace` ends one first; `auto` surges on `cpu` and replaces one at a time
+    on GPUs; `viaFallback` serves a fallback meanwhile."""
+    recovery: Recovery = section(Recovery)
+    """What is done about faults."""
+    routing: Routing = section(Routing)
+    """How requests reach the pods."""
+    security: Security = section(Security)
+    """Who may ask."""
+    pod: PodSettings = section(PodSettings)
+    """Settings of the pods."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        no_doubles("fallbacks", "name"),
+        Rule(
+            cel="!has(self.degrade) || has(self.fallbacks)",
+            holds=lambda spec: spec.degrade is None or spec.fallbacks is not None,
+            message="degrade needs fallbacks",
+            field_path=".degrade",
+        ),
+        Rule(
+            cel="!has(self.promote) || has(self.fallbacks)",
+            holds=lambda spec: spec.promote is None or spec.fallbacks is not None,
+            message="promote needs fallbacks",
+            field_path=".promote",
+        ),
+        Rule(
+            cel="self.rollout != 'viaFallback' || has(self.fallbacks)",
+            holds=lambda spec: spec.rollout != "viaFallback" or spec.fallbacks is not None,
+            message="rollout viaFallback needs fallbacks",
+            field_path=".rollout",
+        ),
+    )
+    update_rules: ClassVar[tuple[UpdateRule, ...]] = (
+        UpdateRule(
+            cel="!has(self.autoscaling) || !has(oldSelf.autoscaling)"
+            " || self.replicas == oldSelf.replicas",
+            holds=lambda new, old: (
+                new.autoscaling is None or old.autoscaling is None or new.replicas == old.replicas
+            ),
+            message="replicas is set by autoscaling: change autoscaling.minReplicas or maxReplicas",
+            field_path=".replicas",
+        ),
+    )
+
+
+class DeepSeekDeployment(ApiModel):
+    """A model that is served, in the GPU memory there is."""
+
+    api_version: Literal["deepseek.dev/v1alpha1"]
+    """Version of this API."""
+    kind: Literal["DeepSeekDeployment"]
+    """Kind of the object."""
+    metadata: Metadata
+    """Name, namespace and so on."""
+    spec: DeepSeekDeploymentSpec
+    """What is wanted."""
+    status: DeepSeekDeploymentStatus | None = None
+    """What is."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.metadata.name.size() <= {NAME_MAX_LENGTH}"
+            " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            holds=lambda document: (
+                len(document.metadata.name) <= NAME_MAX_LENGTH
+                and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", document.metadata.name) is not None
+            ),
+            message=f"metadata.name must be 1 to {NAME_MAX_LENGTH} small letters, digits and"
+            " dashes, a letter first and no dash last: the Service takes it as its name",
+        ),
+        *(part.rule() for part in NOT_YET),
+    )
