@@ -14,23 +14,33 @@ WorkerError
 │   ├── QueueFull
 │   ├── Draining
 │   └── EngineFailed
-└── TemplateError             the chat template is missing or refuses the messages
+├── TemplateError             the chat template is missing or refuses the messages
+├── InvalidFlags              the command line contradicts itself
+└── SourceError               the model cannot be downloaded; the loader ends with the reason
+    ├── SourceNotFound        no such repository, revision or file
+    ├── CredentialsRefused    the server wants a token, or another one
+    ├── ChecksumMismatch      the server's bytes are not the promised ones
+    ├── NoSpace               the destination is full
+    └── Unreachable           no complete answer in spite of many attempts
 ```
 
 `reason` is a fixed word: it goes into conditions, termination messages and metric labels.
+`exit_code` is what a process that ends with the error returns; 2 is the command line's.
 """
 
 
 class WorkerError(Exception):
     """Base of the tree."""
 
-    reason = "InternalError"
+    reason = "Internal"
+    exit_code = 1
 
 
 class ModelError(WorkerError):
     """The model cannot be served as it is."""
 
-    reason = "ModelError"
+    reason = "ModelInvalid"
+    exit_code = 3
 
 
 class ModelNotFound(ModelError):
@@ -48,7 +58,7 @@ class UnsupportedModel(ModelError):
 class BrokenCheckpoint(ModelError):
     """The files contradict themselves or the model's configuration."""
 
-    reason = "BrokenCheckpoint"
+    reason = "ModelInvalid"
 
 
 class ModelTooLarge(ModelError):
@@ -101,3 +111,52 @@ class TemplateError(RequestError):
     """The chat template is missing, or it refuses these messages."""
 
     reason = "TemplateError"
+
+
+class InvalidFlags(WorkerError):
+    """The command line asks for what cannot be."""
+
+    reason = "InvalidFlags"
+    exit_code = 2
+
+
+class SourceError(WorkerError):
+    """The model's source does not give what it should."""
+
+    reason = "SourceError"
+    exit_code = 10
+
+
+class SourceNotFound(SourceError):
+    """The source names something that the server does not have."""
+
+    reason = "NotFound"
+    exit_code = 11
+
+
+class CredentialsRefused(SourceError):
+    """The server wants a token, or does not accept the given one."""
+
+    reason = "CredentialsRefused"
+    exit_code = 12
+
+
+class ChecksumMismatch(SourceError):
+    """What came is not what was promised; it has been deleted."""
+
+    reason = "ChecksumMismatch"
+    exit_code = 13
+
+
+class NoSpace(SourceError):
+    """The destination has less room than the model needs."""
+
+    reason = "NoSpace"
+    exit_code = 14
+
+
+class Unreachable(SourceError):
+    """The server could not be reached, or did not finish its answer."""
+
+    reason = "Unreachable"
+    exit_code = 15

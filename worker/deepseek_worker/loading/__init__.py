@@ -1,0 +1,1 @@
+"""Downloading a model once, verified, from a hub or an address."""
