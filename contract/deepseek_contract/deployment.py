@@ -28,7 +28,6 @@ from deepseek_contract.text import (
     SUBDOMAIN,
     DataKey,
     GiB,
-    Int,
     LabelName,
     ObjectName,
     Percent,
@@ -180,7 +179,7 @@ class FallbackModel(ApiModel):
     """Precision of the weights; `auto` takes what the files hold."""
     kv_cache: KvCache = "auto"
     """Precision of the KV cache; `auto` takes the precision of the computation."""
-    max_context_tokens: Annotated[Int, Field(ge=16, le=1_048_576)] | None = None
+    max_context_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Longest context that is served; absent, the model's own."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -210,10 +209,12 @@ class FallbackModel(ApiModel):
         UpdateRule(
             cel="self.source != oldSelf.source || !has(self.cache) || !has(oldSelf.cache)"
             " || has(self.cache.existingClaim) || has(oldSelf.cache.existingClaim)"
-            " || (self.cache.?storageClassName == oldSelf.cache.?storageClassName"
-            " && self.cache.?accessMode.orValue('ReadWriteOnce')"
-            " == oldSelf.cache.?accessMode.orValue('ReadWriteOnce')"
-            " && self.cache.?sizeGiB.orValue(100) >= oldSelf.cache.?sizeGiB.orValue(100))",
+            " || ((has(self.cache.storageClassName) ? self.cache.storageClassName : '')"
+            " == (has(oldSelf.cache.storageClassName) ? oldSelf.cache.storageClassName : '')"
+            " && (has(self.cache.accessMode) ? self.cache.accessMode : 'ReadWriteOnce')"
+            " == (has(oldSelf.cache.accessMode) ? oldSelf.cache.accessMode : 'ReadWriteOnce')"
+            " && (has(self.cache.sizeGiB) ? self.cache.sizeGiB : 100)"
+            " >= (has(oldSelf.cache.sizeGiB) ? oldSelf.cache.sizeGiB : 100))",
             holds=lambda new, old: (
                 new.source != old.source
                 or new.cache is None
@@ -260,14 +261,14 @@ class Gpu(ApiModel):
     mode: Literal["whole", "mig", "vgpu", "cpu", "dra"] = "whole"
     """`whole`: GPUs of its own; `mig`: a MIG slice; `vgpu`: a share of a GPU's memory; `cpu`: no
     GPU, for small models; `dra`: reserved."""
-    count: Annotated[Int, Field(ge=1, le=16)] = 1
+    count: Annotated[int, Field(ge=1, le=16)] = 1
     """GPUs a pod, over which the model is split."""
     mig_profile: (
         Annotated[str, Field(pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\+me|\+gfx)?$", max_length=16)]
         | None
     ) = None
     """The MIG profile, such as `1g.18gb`, with the mode `mig`."""
-    memory_gib: Annotated[Annotated[Int, Field(ge=1, le=1024)] | None, Field(alias="memoryGiB")] = (
+    memory_gib: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Field(alias="memoryGiB")] = (
         None
     )
     """GPU memory a pod, with the mode `vgpu`."""
@@ -291,7 +292,7 @@ class Gpu(ApiModel):
         Rule(
             cel="self.mode in ['whole', 'dra'] || self.count == 1",
             holds=lambda gpu: gpu.mode in {"whole", "dra"} or gpu.count == 1,
-            message="count is {count}; with the mode {mode} it must be 1",
+            message="with the mode {mode} the count must be 1",
             field_path=".count",
         ),
     )
@@ -313,16 +314,16 @@ class ScalingPolicy(ApiModel):
 
     type: Literal["Pods", "Percent"]
     """What `value` counts."""
-    value: Annotated[Int, Field(ge=1, le=1000)]
+    value: Annotated[int, Field(ge=1, le=1000)]
     """How much."""
-    period_seconds: Annotated[Int, Field(ge=1, le=1800)]
+    period_seconds: Annotated[int, Field(ge=1, le=1800)]
     """In how much time."""
 
 
 class ScalingRules(ApiModel):
     """How fast one direction goes."""
 
-    stabilization_window_seconds: Annotated[Int, Field(ge=0, le=3600)] | None = None
+    stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
     """For how long earlier wishes are remembered."""
     select_policy: Literal["Max", "Min", "Disabled"] | None = None
     """Which policy counts when there are several."""
@@ -342,16 +343,16 @@ class ScalingBehavior(ApiModel):
 class Autoscaling(ApiModel):
     """How many pods there are, by memory demand and queue."""
 
-    min_replicas: Annotated[Int, Field(ge=1, le=1000)] = 1
+    min_replicas: Annotated[int, Field(ge=1, le=1000)] = 1
     """Fewest pods."""
-    max_replicas: Annotated[Int, Field(ge=1, le=1000)]
+    max_replicas: Annotated[int, Field(ge=1, le=1000)]
     """Most pods."""
     gpu_memory_percent: Percent = 80
     """The mean memory percentage a pod that is aimed at."""
     metric: Literal["demand", "used", "nvidia.com/gpu_memory_used_percent"] = "demand"
     """Which percentage: `demand` follows the load; `used`, also under the familiar name
     `nvidia.com/gpu_memory_used_percent`, includes weights."""
-    queued_requests_per_replica: Annotated[Int, Field(ge=1, le=10_000)] = 8
+    queued_requests_per_replica: Annotated[int, Field(ge=1, le=10_000)] = 8
     """The mean number of waiting requests a pod that is aimed at."""
     behavior: ScalingBehavior | None = None
     """How fast the count follows."""
@@ -362,7 +363,7 @@ class Autoscaling(ApiModel):
         Rule(
             cel="self.minReplicas <= self.maxReplicas",
             holds=lambda scaling: scaling.min_replicas <= scaling.max_replicas,
-            message="minReplicas {minReplicas} is above maxReplicas {maxReplicas}",
+            message="minReplicas may not be above maxReplicas",
             field_path=".minReplicas",
         ),
     )
@@ -407,11 +408,11 @@ class Promote(ApiModel):
 class Recovery(ApiModel):
     """What is done about faults."""
 
-    retries_per_batch: Annotated[Int, Field(ge=0, le=10)] | None = None
+    retries_per_batch: Annotated[int, Field(ge=0, le=10)] | None = None
     """How often a batch that ran out of memory is tried again; 3 when absent."""
-    node_switches_per_hour: Annotated[Int, Field(ge=0, le=60)] | None = None
+    node_switches_per_hour: Annotated[int, Field(ge=0, le=60)] | None = None
     """How many pods may be moved to another node in an hour."""
-    drain_seconds: Annotated[Int, Field(ge=1, le=3600)] = 30
+    drain_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """How long a pod that ends may finish its requests."""
 
 
@@ -420,7 +421,7 @@ class ServiceSettings(ApiModel):
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """How the Service is reached."""
-    port: Annotated[Int, Field(ge=1, le=65_535)] = 80
+    port: Annotated[int, Field(ge=1, le=65_535)] = 80
     """The Service's port."""
     annotations: (
         Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=16)] | None
@@ -483,13 +484,13 @@ class DeepSeekDeploymentSpec(ApiModel):
     """What it computes on."""
     memory: Memory | None = None
     """Where KV pages and weights go when the GPU's memory is full."""
-    replicas: Annotated[Int, Field(ge=0, le=1000)] = 1
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Number of pods."""
     autoscaling: Autoscaling | None = None
     """Lets metrics set the number of pods."""
-    min_available: Annotated[Int, Field(ge=0, le=1000)] = 1
+    min_available: Annotated[int, Field(ge=0, le=1000)] = 1
     """How many pods must be ready for the object to be Ready; never more than `replicas`."""
-    priority: Annotated[Int, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
     """Which deployments of a tenant give way first: those with the lowest."""
     fallbacks: Annotated[list[Fallback], keyed("name", max_items=4)] | None = None
     """Smaller models, in the order in which they are tried."""

@@ -17,7 +17,6 @@ from deepseek_contract.text import (
     QUALIFIED_NAME,
     DataKey,
     ImageName,
-    Int,
     LabelValue,
     ObjectName,
     QualifiedName,
@@ -64,7 +63,7 @@ def keys_match(field: str, pattern: str, message: str) -> Rule:
 
     alias = to_camel(field)
     return Rule(
-        cel=f"!has(self.{alias}) || self.{alias}.all(k, k.matches('^({pattern})$'))",
+        cel=f"!has(self.{alias}) || self.{alias}.all(k, k.matches(r'^({pattern})$'))",
         holds=hold,
         message=message,
         field_path=f".{alias}",
@@ -219,7 +218,7 @@ class Toleration(ApiModel):
     """The taint's value, with `Equal`."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """The taint's effect; absent, every effect."""
-    toleration_seconds: Annotated[Int, Field(ge=0, le=2**31 - 1)] | None = None
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """How long the pod stays on a node with a `NoExecute` taint; absent, for ever."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -295,7 +294,7 @@ class NodeRequirement(ApiModel):
         ),
         Rule(
             cel="!(self.operator in ['Gt', 'Lt']) || (has(self.values) && size(self.values) == 1"
-            " && self.values[0].matches('^[0-9]{1,18}$'))",
+            " && self.values[0].matches(r'^[0-9]{1,18}$'))",
             holds=lambda node: (
                 node.operator not in {"Gt", "Lt"}
                 or [bool(re.fullmatch("[0-9]{1,18}", value)) for value in node.values or []]
@@ -336,7 +335,7 @@ class NodeSelector(ApiModel):
 class WeightedNodeSelectorTerm(ApiModel):
     """A term that is wished for."""
 
-    weight: Annotated[Int, Field(ge=1, le=100)]
+    weight: Annotated[int, Field(ge=1, le=100)]
     """How much, against other wishes."""
     preference: NodeSelectorTerm
     """The term."""
@@ -369,7 +368,7 @@ class PodAffinityTerm(ApiModel):
 class WeightedPodAffinityTerm(ApiModel):
     """A term that is wished for."""
 
-    weight: Annotated[Int, Field(ge=1, le=100)]
+    weight: Annotated[int, Field(ge=1, le=100)]
     """How much, against other wishes."""
     pod_affinity_term: PodAffinityTerm
     """The term."""
@@ -404,11 +403,11 @@ class TopologySpread(ApiModel):
 
     topology_key: QualifiedName
     """The node label over whose values they are spread."""
-    max_skew: Annotated[Int, Field(ge=1, le=1000)] = 1
+    max_skew: Annotated[int, Field(ge=1, le=1000)] = 1
     """By how many pods two values may differ."""
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "ScheduleAnyway"
     """Whether a pod waits when it would break this."""
-    min_domains: Annotated[Int, Field(ge=1, le=1000)] | None = None
+    min_domains: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Over how many values at least; only with `DoNotSchedule`."""
 
     rules: ClassVar[tuple[Rule, ...]] = (

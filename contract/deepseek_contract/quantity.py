@@ -81,8 +81,6 @@ def amount(quantity: int | str) -> Fraction:
 
 
 def _checked(value: Any) -> int | str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise PydanticCustomError("quantity", "must be text such as 1.5Gi or a whole number")
     if isinstance(value, int):

@@ -29,7 +29,8 @@ class Rule:
         cel: True when the object is right; `self` is the object that carries the rule. None where
             the API server checks it by another keyword of the schema.
         holds: The same in Python.
-        message: What is wrong and what is allowed. `{a.b}` stands for the value given there.
+        message: What is wrong and what is allowed. `{a.b}` stands for the text given there;
+            numbers cannot stand there, whose length as text CEL does not bound.
         field_path: Where kubectl shows the error, relative to the object, such as `.gpu.mode`.
         reason: How kubectl introduces the error.
     """
@@ -61,7 +62,7 @@ class Rule:
         # Splitting by a pattern with one group puts the captured paths at the odd places.
         parts = _PLACEHOLDER.split(self.message)
         terms = [
-            f"string(self.{part})" if place % 2 else _cel_string(part)
+            f"self.{part}" if place % 2 else _cel_string(part)
             for place, part in enumerate(parts)
             if part
         ]
@@ -112,7 +113,7 @@ class NotYet:
             message = f"{self.path} {{{self.path}}} is not available in this version"
         elif self.above is not None:
             absent.append(f"self.{self.path} <= {self.above}")
-            message = f"{self.path} {{{self.path}}} is not available in this version"
+            message = f"{self.path} above {self.above} is not available in this version"
         return Rule(
             cel=" || ".join(absent),
             holds=self._holds,
@@ -131,7 +132,7 @@ class NotYet:
 
 
 class ApiModel(BaseModel):
-    """A part of an API object: unknown fields are errors, null means absent."""
+    """A part of an API object: unknown fields are errors, null means absent, 3.0 is 3."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -176,16 +177,13 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
+    def _as_json(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        # One level further reaches maps of plain values; parts clean themselves.
+        # One level further reaches maps of plain values; parts see to themselves.
         return {
-            key: {k: v for k, v in value.items() if v is not None}
-            if isinstance(value, dict)
-            else value
-            for key, value in data.items()
-            if value is not None
+            key: _without_nulls(value) if isinstance(value, dict) else value
+            for key, value in _without_nulls(data).items()
         }
 
     @model_validator(mode="after")
@@ -210,8 +208,11 @@ class ApiModel(BaseModel):
 
 
 def section(part: type[ApiModel]) -> Any:
-    """A nested part that is there even when it is not written, with its own defaults."""
-    return Field(default_factory=part, json_schema_extra={"default": {}})
+    """A nested part that is there even when it is not written, with its own defaults.
+
+    The schema's default is written out: the API server checks rules against it as it stands.
+    """
+    return Field(default_factory=part, json_schema_extra={"default": part().document()})
 
 
 def keyed(*keys: str, max_items: int) -> Any:
@@ -236,6 +237,15 @@ def no_doubles(field: str, *keys: str) -> Rule:
 def _doubles(items: list[Any] | None, keys: tuple[str, ...]) -> bool:
     seen = [tuple(getattr(item, key) for key in keys) for item in items or []]
     return len(seen) != len(set(seen))
+
+
+def _without_nulls(data: dict[Any, Any]) -> dict[Any, Any]:
+    """Null means absent, and JSON knows one kind of number: 3.0 is 3."""
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in data.items()
+        if value is not None
+    }
 
 
 def _value_at(holder: Any, path: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field
 
 from deepseek_contract.schema import ApiModel, keyed
-from deepseek_contract.text import Bytes, Count, Int
+from deepseek_contract.text import Bytes, Count
 
 ConditionType = Literal[
     "Ready", "Progressing", "Degraded", "QuotaExceeded", "ScalingActive", "ModelCached"
@@ -128,7 +128,7 @@ class Condition(StatusModel):
     """Why, for people, and what to do."""
     last_transition_time: Annotated[str, Field(max_length=32)]
     """When `status` last changed, in RFC 3339 form."""
-    observed_generation: Annotated[Int, Field(ge=0, le=2**62)] | None = None
+    observed_generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """The generation of the object that this is about."""
 
 
@@ -141,14 +141,14 @@ class MemoryStatus(StatusModel):
     """Measured by the worker that uses most."""
     limit_bytes: Bytes | None = None
     """What a worker may use."""
-    used_percent: Annotated[Int, Field(ge=0, le=100_000)] | None = None
+    used_percent: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Bytes in use over the limit, of the worker that uses most."""
 
 
 class RecoveryStatus(StatusModel):
     """How far the recovery ladder has been climbed."""
 
-    level: Annotated[Int, Field(ge=0, le=3)] = 0
+    level: Annotated[int, Field(ge=0, le=3)] = 0
     """0: nothing is wrong; 1: batches are retried; 2: pods change node; 3: a fallback serves."""
     batch_retries: Count = 0
     """Batches retried after running out of memory."""
@@ -172,7 +172,7 @@ class Transition(StatusModel):
 class DeepSeekDeploymentStatus(StatusModel):
     """What is."""
 
-    observed_generation: Annotated[Int, Field(ge=0, le=2**62)] | None = None
+    observed_generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """The generation of the object that this is about."""
     conditions: Annotated[list[Condition], keyed("type", max_items=16)] | None = None
     """Ready, Progressing, Degraded, QuotaExceeded, ScalingActive and ModelCached."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from deepseek_contract.schema import ApiModel, Rule, keyed, section
 from deepseek_contract.status import Condition, Metadata, StatusModel
-from deepseek_contract.text import Bytes, Int, LabelName, Percent, Seconds
+from deepseek_contract.text import Bytes, LabelName, Percent, Seconds
 
 KIND = "DeepSeekTenant"
 PLURAL = "deepseektenants"
@@ -29,7 +29,7 @@ NOT_YET = Rule(
 class GpuMemory(ApiModel):
     """A share of the cluster's allocatable GPU memory."""
 
-    min_percent: Annotated[Int, Field(ge=0, le=100)] = 0
+    min_percent: Annotated[int, Field(ge=0, le=100)] = 0
     """What the tenant gets back within `dynamic.graceSeconds` when it needs it."""
     max_percent: Percent
     """What the tenant never gets more of."""
@@ -38,7 +38,7 @@ class GpuMemory(ApiModel):
         Rule(
             cel="self.minPercent <= self.maxPercent",
             holds=lambda memory: memory.min_percent <= memory.max_percent,
-            message="minPercent {minPercent} is above maxPercent {maxPercent}",
+            message="minPercent may not be above maxPercent",
             field_path=".minPercent",
         ),
     )
@@ -92,7 +92,7 @@ class DeepSeekTenantSpec(ApiModel):
     """The tenant's share of the cluster's GPU memory."""
     max_percent_per_card: Percent | None = None
     """The most of one card, for cards that are shared."""
-    weight: Annotated[Int, Field(ge=1, le=1000)] = 100
+    weight: Annotated[int, Field(ge=1, le=1000)] = 100
     """How spare memory is divided among those who want it."""
     partition: Partition = section(Partition)
     """Which kind of device the tenant's pods may use."""
@@ -114,14 +114,14 @@ class Share(StatusModel):
 
     memory_bytes: Annotated[Bytes, Field(alias="bytes")] = 0
     """In bytes."""
-    percent: Annotated[Int, Field(ge=0, le=100)] = 0
+    percent: Annotated[int, Field(ge=0, le=100)] = 0
     """Of the cluster's allocatable GPU memory."""
 
 
 class DeepSeekTenantStatus(StatusModel):
     """What the tenant has."""
 
-    observed_generation: Annotated[Int, Field(ge=0, le=2**62)] | None = None
+    observed_generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """The generation of the object that this is about."""
     conditions: Annotated[list[Condition], keyed("type", max_items=16)] | None = None
     """Ready, CapBelowOneUnit, NamespaceTaken and GuaranteesOvercommitted."""

@@ -4,9 +4,9 @@ Patterns are written for Go's and Rust's regular expressions alike: no look-arou
 `\s`, whose meaning differs between them.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
@@ -19,19 +19,11 @@ IMAGE = (
 )
 
 
-def _integral(value: Any) -> Any:
-    """JSON knows one kind of number: 3.0 is 3, as the API server has it."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
-Int = Annotated[int, BeforeValidator(_integral)]
-Percent = Annotated[Int, Field(ge=1, le=100)]
-Seconds = Annotated[Int, Field(ge=0, le=86_400)]
-Count = Annotated[Int, Field(ge=0, le=1_000_000)]
-GiB = Annotated[Int, Field(ge=1, le=1_000_000)]
-Bytes = Annotated[Int, Field(ge=0, le=2**62)]
+Percent = Annotated[int, Field(ge=1, le=100)]
+Seconds = Annotated[int, Field(ge=0, le=86_400)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+GiB = Annotated[int, Field(ge=1, le=1_000_000)]
+Bytes = Annotated[int, Field(ge=0, le=2**62)]
 LabelName = Annotated[str, StringConstraints(pattern=f"^{LABEL}$", max_length=63)]
 ObjectName = Annotated[str, StringConstraints(pattern=f"^{SUBDOMAIN}$", max_length=253)]
 QualifiedName = Annotated[str, StringConstraints(pattern=f"^{QUALIFIED_NAME}$", max_length=317)]
