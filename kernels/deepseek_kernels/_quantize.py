@@ -1,0 +1,39 @@
+"""Dynamic 8-bit quantisation of activations: the definition that every quantising op shares.
+
+A group of values gets the scale `amax / 448` (fp8 e4m3) or `amax / 127` (int8), so that
+`value = code * scale`. Groups are whole rows or 128 neighbours. A group that holds a value
+that is not finite gets an infinite scale: its values come back as NaN or infinity instead of
+as something plausible.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+GROUP_COLUMNS: Final = 128
+
+MAXIMUM: Final = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+
+SMALLEST_SCALE: Final = 1e-12
+"""Keeps a group of zeros from dividing by zero."""
+
+
+def quantize_rows(values: Tensor, dtype: torch.dtype, group_columns: int) -> tuple[Tensor, Tensor]:
+    """Quantise `values`, `[rows, columns]` fp32, in groups of neighbours.
+
+    Returns:
+        Codes `[rows, columns]` of `dtype` and scales `[rows, columns / group_columns]` fp32.
+    """
+    rows, columns = values.shape
+    grouped = values.view(rows, columns // group_columns, group_columns)
+    magnitude = torch.where(grouped.isnan(), torch.inf, grouped.abs())
+    scale = (magnitude.amax(-1) / MAXIMUM[dtype]).clamp_min(SMALLEST_SCALE)
+    return encode(grouped / scale[..., None], dtype).view(rows, columns), scale
+
+
+def encode(scaled: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round scaled fp32 values to codes; int8 rounds halves up, out of range saturates."""
+    if dtype == torch.int8:
+        return torch.floor(scaled.nan_to_num(0.0) + 0.5).clamp(-127, 127).to(torch.int8)
+    return scaled.clamp(-448.0, 448.0).to(dtype)

@@ -1,0 +1,121 @@
+"""Makes the static tables of `_configs` on a GPU: never imported by the library.
+
+`python -m deepseek_kernels.tuning [OP]...` times every candidate of `<op>/tune.py` on every
+bucket and writes `configs/<op>.json`. Commit what it writes: a process that serves reads the
+table and tunes nothing.
+"""
+
+import argparse
+import importlib
+import json
+import pkgutil
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+
+import deepseek_kernels
+from deepseek_kernels import _configs
+
+CONFIGS = Path(__file__).parent / "configs"
+
+COLD_BYTES = 320 * 2**20
+
+
+@dataclass(frozen=True)
+class Space:
+    """What `<op>/tune.py` declares as `SPACE`."""
+
+    op: str
+    """Name of the table."""
+
+    buckets: Sequence[Mapping[str, int]]
+    """Limits in the order of the table; the last is empty."""
+
+    candidates: Sequence[Mapping[str, int]]
+    """At most a dozen: every one is compiled for every bucket."""
+
+    workload: Callable[[Mapping[str, int]], tuple[Callable[[], object], int]]
+    """Makes a call at the size of a bucket, and the bytes that it moves."""
+
+
+def tune(space: Space) -> dict[str, Any]:
+    """Return the table of the fastest candidate per bucket, as it is stored."""
+    buckets = []
+    for limits in space.buckets:
+        times = {
+            index: _microseconds(space, limits, config)
+            for index, config in enumerate(space.candidates)
+        }
+        best = min(times, key=lambda index: times[index])
+        sys.stdout.write(f"{space.op} {dict(limits)}: {times} -> {best}\n")
+        buckets.append({"limits": dict(limits), "config": dict(space.candidates[best])})
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "buckets": buckets,
+    }
+
+
+def _microseconds(space: Space, limits: Mapping[str, int], config: Mapping[str, int]) -> float:
+    """Return the median time of a call under one configuration; infinite if it does not fit."""
+    with mock.patch.object(_configs, "_pick", return_value=dict(config)):
+        try:
+            calls = [space.workload(limits)]
+            copies = max(1, min(16, COLD_BYTES // max(calls[0][1], 1)))
+            calls += [space.workload(limits) for _ in range(copies)]
+            for call, _ in calls:
+                call()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for call, _ in calls:
+                    call()
+        except triton.runtime.errors.OutOfResources:
+            return float("inf")
+    samples = []
+    for _ in range(12):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(float(start.elapsed_time(end)) * 1e3 / len(calls))
+    return round(statistics.median(samples[2:]), 2)
+
+
+def spaces() -> dict[str, Space]:
+    """Return every operation's space by name."""
+    found = {}
+    for module in pkgutil.iter_modules(deepseek_kernels.__path__):
+        tunes = Path(__file__).parent / module.name / "tune.py"
+        if module.ispkg and tunes.exists():
+            space = importlib.import_module(f"deepseek_kernels.{module.name}.tune").SPACE
+            found[space.op] = space
+    return found
+
+
+def main() -> None:
+    """Tune the named operations, or all, and write their tables."""
+    parser = argparse.ArgumentParser(description="Make the tables of launch configurations.")
+    parser.add_argument("op", nargs="*", help="operations; all when none is named")
+    parser.add_argument("--output", type=Path, default=CONFIGS, help="folder of the tables")
+    options = parser.parse_args()
+    known = spaces()
+    unknown = set(options.op) - set(known)
+    if unknown:
+        parser.error(f"unknown operations {sorted(unknown)}; known are {sorted(known)}")
+    deepseek_kernels.set_backend("triton")
+    options.output.mkdir(parents=True, exist_ok=True)
+    for op in options.op or known:
+        table = tune(known[op])
+        (options.output / f"{op}.json").write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
