@@ -47,7 +47,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     arrival_time: float = 0.0
-    """Unix seconds; it orders requests and is not compared with a clock."""
+    """Unix seconds, for the server's own latency figures; the engine orders by `add`."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
 
@@ -97,6 +97,8 @@ class Sequence:
     """
 
     request: Request
+    order: int
+    """Counts up with every request the engine takes; the oldest has the lowest."""
     max_total_tokens: int
     """Prompt plus the most tokens that may be generated."""
     stop_token_ids: frozenset[int]

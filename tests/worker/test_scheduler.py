@@ -1,0 +1,314 @@
+"""Scheduling as a game of counts: no model, tokens are made up."""
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from deepseek_worker.scheduler import MAX_TIMES_PASSED, Batch, Scheduler
+from deepseek_worker.sequence import Request, SamplingParams, Sequence
+
+EOS = 99
+_orders = itertools.count()
+
+
+def scheduler(**changes) -> Scheduler:
+    options = {
+        "num_pages": 16,
+        "page_tokens": 4,
+        "max_running_requests": 8,
+        "max_batch_tokens": 32,
+        "prefix_cache": True,
+    }
+    return Scheduler(**(options | changes))
+
+
+def sequence(prompt, max_tokens=4, salt="", **sampling) -> Sequence:
+    prompt = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
+    request = Request("r", prompt, SamplingParams(max_tokens=max_tokens, **sampling), 0.0, salt)
+    return Sequence(request, next(_orders), len(prompt) + max_tokens, frozenset({EOS}))
+
+
+def run(scheduler: Scheduler, batch: Batch, token: int = 7) -> list[Sequence]:
+    """Commit a batch as the engine does; returns the sequences it finished."""
+    finished = []
+    for entry in batch.entries:
+        is_sampled = entry.is_sampled
+        scheduler.advance(entry)
+        done = entry.end == entry.sequence.max_total_tokens
+        if is_sampled:
+            done = scheduler.append(entry.sequence, token) is not None
+        if done:
+            scheduler.finish(entry.sequence)
+            finished.append(entry.sequence)
+    scheduler.check()
+    return finished
+
+
+def run_to_end(scheduler: Scheduler, max_steps: int = 1000) -> list[Sequence]:
+    finished = []
+    for _ in range(max_steps):
+        batch = scheduler.schedule()
+        if not batch.entries:
+            break
+        finished += run(scheduler, batch)
+    assert not scheduler.has_work()
+    return finished
+
+
+def work(batch: Batch) -> list[tuple[Sequence, int, int]]:
+    return [(entry.sequence, entry.start, entry.num_tokens) for entry in batch.entries]
+
+
+def test_without_requests_the_batch_is_empty():
+    assert scheduler().schedule().entries == ()
+
+
+def test_a_prompt_that_fits_is_read_in_one_step_and_then_decodes():
+    subject = scheduler()
+    request = sequence(6)
+    subject.add(request)
+
+    first = subject.schedule()
+    run(subject, first)
+    second = subject.schedule()
+
+    assert work(first) == [(request, 0, 6)]
+    assert work(second) == [(request, 6, 1)]
+
+
+def test_a_long_prompt_is_read_in_chunks_beside_decoding():
+    subject = scheduler(max_batch_tokens=8)
+    short, long = sequence(2), sequence(20)
+    subject.add(short)
+    run(subject, subject.schedule())
+    subject.add(long)
+
+    batches = []
+    for _ in range(3):
+        batch = subject.schedule()
+        batches.append(work(batch))
+        run(subject, batch)
+
+    assert batches[0] == [(short, 2, 1), (long, 0, 7)]
+    assert batches[1] == [(short, 3, 1), (long, 7, 7)]
+    assert batches[2] == [(short, 4, 1), (long, 14, 6)]
+
+
+def test_admission_waits_for_the_pages_of_the_whole_prompt():
+    subject = scheduler(num_pages=4, max_batch_tokens=4)
+    first, second = sequence(8), sequence(8)
+    subject.add(first)
+    subject.add(second)
+
+    subject.schedule()
+
+    assert list(subject.running) == [first]
+    assert subject.waiting == [second]
+
+
+def test_a_small_request_passes_one_that_does_not_fit_yet():
+    subject = scheduler(num_pages=8)
+    running, large, small = sequence(16, 8), sequence(24), sequence([5, 6])
+    for request in (running, large, small):
+        subject.add(request)
+
+    subject.schedule()
+
+    assert list(subject.running) == [running, small]
+    assert large.num_times_passed == 1
+
+
+def test_nothing_passes_a_request_that_was_passed_often_enough():
+    subject = scheduler(num_pages=8)
+    running, large, small = sequence(16, 8), sequence(24), sequence([5, 6])
+    large.num_times_passed = MAX_TIMES_PASSED
+    for request in (running, large, small):
+        subject.add(request)
+
+    subject.schedule()
+
+    assert list(subject.running) == [running]
+
+
+def test_a_decoding_sequence_without_a_page_preempts_the_cheapest_but_never_the_oldest():
+    subject = scheduler(num_pages=6, prefix_cache=False)
+    oldest, dear, cheap = sequence([1] * 3, 12), sequence([2] * 7, 8), sequence([3] * 4, 8)
+    for request in (oldest, dear, cheap):
+        subject.add(request)
+    run(subject, subject.schedule())
+    while not subject.num_preemptions:
+        run(subject, subject.schedule())
+
+    assert cheap.num_preemptions == 1
+    assert cheap in subject.waiting
+    assert oldest in subject.running
+    assert cheap.num_generated_tokens > 0
+    assert set(run_to_end(subject)) == {oldest, dear, cheap}
+
+
+def test_a_preempted_sequence_finds_its_own_pages_again():
+    subject = scheduler(num_pages=16)
+    request = sequence(8, 8)
+    subject.add(request)
+    run(subject, subject.schedule())
+    run(subject, subject.schedule())
+    subject._preempt(request)
+
+    batch = subject.schedule()
+
+    assert work(batch) == [(request, 8, 2)]
+    assert request.num_cached_tokens == 0
+
+
+def test_a_second_equal_prompt_starts_behind_the_cached_pages():
+    subject = scheduler()
+    subject.add(sequence(10, 1))
+    run_to_end(subject)
+    again = sequence(10, 1)
+    subject.add(again)
+
+    batch = subject.schedule()
+
+    assert work(batch) == [(again, 8, 2)]
+    assert again.num_cached_tokens == 8
+
+
+def test_the_last_prompt_token_is_computed_even_when_all_its_pages_are_cached():
+    subject = scheduler()
+    subject.add(sequence(8, 1))
+    run_to_end(subject)
+    again = sequence(8, 1)
+    subject.add(again)
+
+    assert work(subject.schedule()) == [(again, 4, 4)]
+
+
+def test_salts_keep_prefixes_apart():
+    subject = scheduler()
+    subject.add(sequence(10, 1, salt="a"))
+    run_to_end(subject)
+    other = sequence(10, 1, salt="b")
+    subject.add(other)
+
+    assert work(subject.schedule()) == [(other, 0, 10)]
+
+
+def test_prompt_logprobs_read_the_whole_prompt():
+    subject = scheduler()
+    subject.add(sequence(10, 1))
+    run_to_end(subject)
+    scored = sequence(10, 1, prompt_logprobs=0)
+    subject.add(scored)
+
+    assert work(subject.schedule()) == [(scored, 0, 10)]
+
+
+def test_without_prefix_cache_nothing_is_shared():
+    subject = scheduler(prefix_cache=False)
+    subject.add(sequence(10, 1))
+    run_to_end(subject)
+
+    assert subject.pool.num_cached == 0
+
+
+def test_removing_frees_pages_at_once():
+    subject = scheduler(num_pages=3, prefix_cache=False)
+    running, waiting = sequence(8), sequence(8)
+    subject.add(running)
+    subject.add(waiting)
+    run(subject, subject.schedule())
+
+    subject.remove(running)
+    subject.remove(waiting)
+
+    subject.check()
+    assert subject.pool.num_blank == 3
+    assert not subject.has_work()
+
+
+def test_an_end_token_and_the_length_finish():
+    subject = scheduler()
+    request = sequence(3, 2)
+    subject.add(request)
+    subject.schedule()
+
+    assert subject.append(request, 5) is None
+    assert subject.append(request, 5) == "length"
+    assert subject.append(sequence(3, 4), EOS) == "stop"
+
+
+def test_a_request_for_no_tokens_only_reads_its_prompt():
+    subject = scheduler()
+    request = sequence(5, 0)
+    subject.add(request)
+
+    (entry,) = subject.schedule().entries
+
+    assert not entry.is_sampled
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random requests, aborts and end tokens on a pool that is too small for them."""
+
+    @initialize(
+        num_pages=st.integers(4, 12),
+        page_tokens=st.integers(1, 5),
+        max_running=st.integers(1, 6),
+        budget=st.integers(6, 24),
+        prefix_cache=st.booleans(),
+    )
+    def start(self, num_pages, page_tokens, max_running, budget, prefix_cache):
+        self.subject = scheduler(
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            max_running_requests=max_running,
+            max_batch_tokens=budget,
+            prefix_cache=prefix_cache,
+        )
+        self.capacity = num_pages * page_tokens
+        self.live: list[Sequence] = []
+        self.last_oldest = None
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), more=st.integers(0, 12))
+    def add(self, prompt, more):
+        prompt = prompt[: self.capacity]
+        request = sequence(prompt, min(more, self.capacity - len(prompt)))
+        self.subject.add(request)
+        self.live.append(request)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data):
+        victim = data.draw(st.sampled_from(self.live))
+        self.subject.remove(victim)
+        self.live.remove(victim)
+
+    @rule(token=st.sampled_from([0, 1, EOS]))
+    def step(self, token):
+        batch = self.subject.schedule()
+        assert bool(batch.entries) == bool(self.live)
+        assert batch.num_tokens <= self.subject.max_batch_tokens
+        for entry in batch.entries:
+            assert entry.num_tokens >= 1
+            assert len(entry.sequence.pages) * self.subject.page_tokens >= entry.end
+        for done in run(self.subject, batch, token):
+            self.live.remove(done)
+
+    @rule()
+    def finish_everything(self):
+        finished = run_to_end(self.subject)
+        assert set(finished) == set(self.live)
+        self.live.clear()
+        assert self.subject.pool.num_held == 0
+
+    @invariant()
+    def is_sound(self):
+        if hasattr(self, "subject"):
+            self.subject.check()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
