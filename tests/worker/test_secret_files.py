@@ -52,5 +52,5 @@ def test_a_start_without_a_token_is_refused_by_the_flag_s_name(
     if content is not None:
         (tmp_path / "keys").write_text(content)
 
-    with pytest.raises(InvalidFlags, match="--api-key-file .*keys"):
+    with pytest.raises(InvalidFlags, match=r"--api-key-file .*keys"):
         SecretFile(tmp_path / "keys", "--api-key-file")
