@@ -1,4 +1,4 @@
-"""Errors that the local cluster shows to people: one class, since each is read and none is caught."""
+"""The error that the local cluster shows to people: one class, since none is caught for itself."""
 
 
 class ClusterError(Exception):

@@ -1,0 +1,154 @@
+"""The network of a cluster: a switch in a namespace of its own, one cable to the host.
+
+All that the host sees is one interface and its routes. The interface is one end of a pair whose
+other end lies in the switch, so it goes when the switch's process ends.
+"""
+
+import ipaddress
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import ClusterError
+from cluster.node import Namespaces, Node, NodeNetwork, run
+
+MAX_CLUSTERS = 16
+MAX_NODES = 15
+_NODES = ipaddress.IPv4Network("10.201.0.0/16")
+_PODS = ipaddress.IPv4Network("10.202.0.0/16")
+_SERVICES = ipaddress.IPv4Network("10.203.0.0/16")
+SWITCH = "switch"
+
+
+@dataclass(frozen=True)
+class ClusterNetwork:
+    """Addresses of one cluster out of those that fit beside each other on a machine."""
+
+    index: int
+
+    @property
+    def nodes(self) -> ipaddress.IPv4Network:
+        """Subnet of the nodes and of the host's own address."""
+        return _subnet(_NODES, 24, self.index)
+
+    @property
+    def pods(self) -> ipaddress.IPv4Network:
+        """Subnet of all pods."""
+        return _subnet(_PODS, 20, self.index)
+
+    @property
+    def services(self) -> ipaddress.IPv4Network:
+        """Subnet of Service addresses."""
+        return _subnet(_SERVICES, 24, self.index)
+
+    @property
+    def host(self) -> str:
+        """The host's address on the switch, where the API server listens."""
+        return str(self.nodes[1])
+
+    @property
+    def first_service(self) -> str:
+        """Address of the Service `kubernetes`."""
+        return str(self.services[1])
+
+    @property
+    def dns(self) -> str:
+        """Address of the DNS Service."""
+        return str(self.services[10])
+
+    @property
+    def interface(self) -> str:
+        """Name of the host's interface."""
+        return f"deepseek{self.index}"
+
+    def node(self, number: int) -> NodeNetwork:
+        """Addresses of node `number`, counted from 1."""
+        pods = _subnet(self.pods, 24, number)
+        return NodeNetwork(
+            address=str(self.nodes[10 + number]),
+            prefix=self.nodes.prefixlen,
+            pods=str(pods),
+            gateway=self.host,
+            cluster_pods=str(self.pods),
+            cluster_dns=self.dns,
+        )
+
+
+def choose(taken: set[int]) -> ClusterNetwork:
+    """The first set of addresses that no cluster and no route of this machine uses.
+
+    Raises:
+        ClusterError: there is none.
+    """
+    routes = [
+        ipaddress.ip_network(route["dst"])
+        for route in json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
+        if route["dst"] != "default" and route.get("type", "unicast") == "unicast"
+    ]
+    for index in range(MAX_CLUSTERS):
+        network = ClusterNetwork(index)
+        own = (network.nodes, network.pods, network.services)
+        if index not in taken and not any(part.overlaps(route) for part in own for route in routes):
+            return network
+    raise ClusterError(
+        f"this machine's routes leave no room for a cluster in {_NODES}, {_PODS} and {_SERVICES}; "
+        "see `ip route`, and end clusters that are not needed"
+    )
+
+
+def start_switch(state: Path, network: ClusterNetwork) -> Namespaces:
+    """Start the switch and plug the host in."""
+    switch = Namespaces.hold(SWITCH, state, "net")
+    run(
+        "ip", "link", "add", network.interface, "type", "veth",
+        "peer", "name", "host", "netns", str(switch.pid),
+    )  # fmt: skip
+    run("ip", "address", "add", f"{network.host}/{network.nodes.prefixlen}",
+        "dev", network.interface)  # fmt: skip
+    run("ip", "link", "set", network.interface, "up")
+    for words in (
+        ("link", "add", "bridge", "type", "bridge"),
+        ("link", "set", "bridge", "up"),
+        ("link", "set", "host", "master", "bridge", "up"),
+    ):
+        switch.run("ip", *words)
+    return switch
+
+
+def plug_in(switch: Namespaces, node: Node, others: list[Node], interface: str) -> None:
+    """Give a started node its cable, and routes between its pods, the others' and the host."""
+    held = node.namespaces
+    if held is None:
+        raise ClusterError(f"node {node.name} is not running")
+    switch.run(
+        "ip", "link", "add", node.name, "type", "veth",
+        "peer", "name", "eth0", "netns", str(held.pid),
+    )  # fmt: skip
+    switch.run("ip", "link", "set", node.name, "master", "bridge", "up")
+    addresses = node.network
+    for words in (
+        ("link", "set", "lo", "up"),
+        ("address", "add", f"{addresses.address}/{addresses.prefix}", "dev", "eth0"),
+        ("link", "set", "eth0", "up"),
+        ("route", "add", "default", "via", addresses.gateway),
+        *(("route", "add", other.network.pods, "via", other.network.address) for other in others),
+    ):
+        held.run("ip", *words)
+    held.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
+    run("ip", "route", "replace", addresses.pods, "via", addresses.address, "dev", interface)
+
+
+def route_services(network: ClusterNetwork, node: Node) -> None:
+    """Let the host reach Services, through one node's kube-proxy."""
+    run("ip", "route", "replace", str(network.services), "via", node.network.address,
+        "dev", network.interface)  # fmt: skip
+
+
+def set_cable(switch: Namespaces, node: Node, *, connected: bool) -> None:
+    """Cut a node off from everything, or connect it again."""
+    switch.run("ip", "link", "set", node.name, "up" if connected else "down")
+
+
+def _subnet(network: ipaddress.IPv4Network, prefix: int, index: int) -> ipaddress.IPv4Network:
+    first = int(network.network_address) + index * 2 ** (32 - prefix)
+    return ipaddress.IPv4Network((first, prefix))

@@ -1,0 +1,118 @@
+"""The image store: a containerd folder with every image unpacked once, which all nodes share.
+
+A node's containerd starts from a copy of this folder that consists of hard links, so that
+gigabytes of layers cost a node neither time nor disk. That is safe because containerd never
+changes a layer or a blob in place; what it does change, its databases, is really copied.
+"""
+
+import fcntl
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster import places, processes
+from cluster.errors import ClusterError
+from cluster.oci import Containerd, Layout, link
+
+START_SECONDS = 20.0
+NAMESPACE = "k8s.io"
+
+
+def layout() -> Layout:
+    """All images as files."""
+    return Layout(places.images() / "layout")
+
+
+def folder() -> Path:
+    """The containerd folder that nodes start from."""
+    return places.images() / "store"
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Keep others from changing the images, or from copying them half-way."""
+    places.images().mkdir(parents=True, exist_ok=True)
+    with (places.images() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def add(references: Collection[str]) -> None:
+    """Unpack images of the layout into the store; the caller holds `locked`."""
+    with _containerd() as containerd:
+        missing = set(references) - containerd.images()
+        if missing:
+            containerd.load(layout(), missing)
+    _share_blobs()
+
+
+def remove(references: Collection[str]) -> None:
+    """Drop images from store and layout; the caller holds `locked`."""
+    with _containerd() as containerd:
+        stale = set(references) & containerd.images()
+        if stale:
+            containerd.remove(stale)
+    layout().remove(references)
+
+
+def copy_to(target: Path) -> None:
+    """Make a node's containerd folder; the caller holds `locked`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["cp", "--archive", "--link", folder(), target], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"copying the image store failed: {done.stderr.strip()[-500:]}")
+    for plugin in target.iterdir():
+        for database in plugin.glob("*.db"):
+            part = database.with_suffix(".part")
+            shutil.copy2(database, part)
+            part.rename(database)
+
+
+def _share_blobs() -> None:
+    """Keep one copy of each layer: the layout's file becomes another name of the store's."""
+    blobs = folder() / "io.containerd.content.v1.content" / "blobs" / "sha256"
+    for file in (layout().folder / "blobs" / "sha256").iterdir():
+        stored = blobs / file.name
+        if stored.exists() and not stored.samefile(file):
+            link(stored, file)
+
+
+@contextmanager
+def _containerd() -> Iterator[Containerd]:
+    """A containerd that works on the store, in mounts of its own so that none can be left."""
+    with tempfile.TemporaryDirectory(prefix="deepseek-store-") as name:
+        work = Path(name)
+        address = work / "containerd.sock"
+        config = work / "config.toml"
+        config.write_text(
+            "version = 2\n"
+            f'root = "{folder()}"\n'
+            f'state = "{work / "state"}"\n'
+            'disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]\n'
+            f'[grpc]\naddress = "{address}"\n'
+        )
+        process = processes.start(
+            "store",
+            [
+                "/usr/bin/unshare", "--mount", "--propagation", "private", "--fork",
+                "--kill-child", "/usr/bin/containerd", "--config", config,
+            ],
+            places.images(),
+            dies_with_parent=True,
+        )  # fmt: skip
+        containerd = Containerd(("/usr/bin/ctr", "--address", str(address), "-n", NAMESPACE))
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not address.exists():
+                if time.monotonic() > deadline or not process.is_alive():
+                    raise ClusterError(f"containerd did not start; see {places.images()}/logs")
+                time.sleep(0.02)
+            yield containerd
+        finally:
+            processes.stop([process, *processes.marked(places.images())])
