@@ -9,12 +9,15 @@ WorkerError
 │   └── ModelTooLarge         weights and one request's KV cache exceed the memory limit
 ├── RequestError              this request is wrong; the client gets a 4xx
 │   ├── InvalidRequest        a value that no model could serve
-│   └── RequestTooLarge       longer than the context or than the whole page pool
+│   ├── RequestTooLarge       longer than the context or than the whole page pool
+│   ├── BodyTooLarge          more bytes than any request needs
+│   ├── UnknownModel          a model that is not served here
+│   ├── Unauthorized          no API key, or a wrong one
+│   └── TemplateError         the chat template is missing or refuses the messages
 ├── Unavailable               the request is fine, the worker cannot take it; 429 or 503
 │   ├── QueueFull
 │   ├── Draining
 │   └── EngineFailed
-├── TemplateError             the chat template is missing or refuses the messages
 ├── InvalidFlags              the command line contradicts itself
 └── SourceError               the model cannot be downloaded; the loader ends with the reason
     ├── SourceNotFound        no such repository, revision or file
@@ -68,9 +71,19 @@ class ModelTooLarge(ModelError):
 
 
 class RequestError(WorkerError):
-    """The client has to change the request."""
+    """The client has to change the request.
+
+    Attributes:
+        param: The field that is wrong, as a path into the body.
+        code: A fixed word for programs.
+    """
 
     reason = "InvalidRequest"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class InvalidRequest(RequestError):
@@ -81,6 +94,24 @@ class RequestTooLarge(RequestError):
     """The request can never fit, however long it waits."""
 
     reason = "RequestTooLarge"
+
+
+class BodyTooLarge(RequestError):
+    """The body has more bytes than any request needs."""
+
+    reason = "BodyTooLarge"
+
+
+class UnknownModel(RequestError):
+    """The client asks for a model that is not served here."""
+
+    reason = "UnknownModel"
+
+
+class Unauthorized(RequestError):
+    """The client has no API key, or a wrong one."""
+
+    reason = "Unauthorized"
 
 
 class Unavailable(WorkerError):
