@@ -1,0 +1,1 @@
+"""The operator: turns DeepSeekDeployments into worker pods and keeps them as wanted."""

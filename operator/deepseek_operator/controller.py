@@ -1,0 +1,129 @@
+"""The loop of one object: observe, plan, carry out, write the status.
+
+Every event leads to the same `reconcile`, which looks at what is there and not at what happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from deepseek_contract.deployment import DeepSeekDeploymentSpec
+from deepseek_operator.cluster import Cluster, Name
+from deepseek_operator.errors import ApiError
+from deepseek_operator.health import Health
+from deepseek_operator.kinds import Manifest
+from deepseek_operator.plan import Observed, plan
+from deepseek_operator.settings import Settings
+from deepseek_operator.status import Refusal, invalid_status, is_transition, notes, status_of
+from deepseek_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+REFUSED_AGAIN_SECONDS = 15.0
+"""What the API server refuses may be allowed a little later: a namespace that is going, a quota."""
+MESSAGES_EVERY_SECONDS = 60.0
+"""How often the status is written when only the words of its messages changed."""
+
+
+class Controller:
+    """Keeps every DeepSeekDeployment as it should be, from whatever event."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, health: Health) -> None:
+        self.cluster = cluster
+        self.queue: WorkQueue[Name] = WorkQueue(
+            self.reconcile, concurrency=settings.max_concurrent_reconciles
+        )
+        self._settings = settings
+        self._health = health
+        self._metrics = health.metrics
+        self._written_at: dict[Name, float] = {}
+
+    def notice(self, event_type: str | None, manifest: Manifest) -> None:
+        """Every watch event ends here."""
+        self._health.heard()
+        for name in self.cluster.notice(event_type, manifest):
+            self.queue.add(name)
+
+    async def resync(self) -> None:
+        """List everything again, and look at every object."""
+        await self.cluster.resync()
+        for name in self.cluster.names:
+            self.queue.add(name)
+
+    async def reconcile(self, name: Name) -> float | None:
+        """Bring one object's children and status to what they should be.
+
+        Returns:
+            After how many seconds to look again, or None to wait for events.
+        """
+        started_at = time.monotonic()
+        try:
+            again = await self._reconcile(name)
+        except ApiError as error:
+            self._metrics.failed(type(error).__name__)
+            raise
+        except Exception:
+            self._metrics.failed("Internal")
+            raise
+        self._metrics.reconciled(time.monotonic() - started_at)
+        return again
+
+    async def _reconcile(self, name: Name) -> float | None:
+        owner = self.cluster.owner(name)
+        if owner is None:
+            self._written_at.pop(name, None)
+            self._metrics.forget(*name)
+            self.queue.forget(name)
+            return None
+        now = datetime.now(UTC)
+        try:
+            spec = DeepSeekDeploymentSpec.from_stored(owner.get("spec") or {})
+        except ValidationError as error:
+            problem = "; ".join(
+                f"spec.{'.'.join(map(str, detail['loc']))}: {detail['msg']}."
+                for detail in error.errors()
+            )
+            return await self._tell(name, invalid_status(Observed(owner), problem, now), 0)
+        observed = await self.cluster.observe(name, spec)
+        if observed is None:
+            return None
+        todo = plan(spec, observed, self._settings, now)
+        refusals: list[Refusal] = []
+        if not todo.is_empty:
+            logger.info("%s/%s: %s", *name, "; ".join(todo.reasons))
+            refusals = await self.cluster.carry_out(name, todo)
+            observed = self.cluster.glance(name, spec, observed)
+            if observed is None:
+                return None
+        status = status_of(spec, observed, todo.model, refusals, now)
+        wishes = [
+            todo.requeue_after_seconds,
+            REFUSED_AGAIN_SECONDS if refusals else None,
+            await self._tell(name, status, spec.replicas),
+        ]
+        return min((wish for wish in wishes if wish is not None), default=None)
+
+    async def _tell(self, name: Name, status: dict[str, Any], wanted: int) -> float | None:
+        """Write a status that differs; if only words differ, not more often than once a minute.
+
+        Returns:
+            After how many seconds the words may be written, if that has to wait.
+        """
+        self._metrics.tell(*name, wanted, status)
+        owner = self.cluster.owner(name)
+        old = (owner or {}).get("status") or {}
+        if owner is None or old == status:
+            return None
+        now = time.monotonic()
+        due = self._written_at.get(name, 0.0) + MESSAGES_EVERY_SECONDS
+        if now < due and not is_transition(old, status):
+            return due - now
+        await self.cluster.write_status(name, status)
+        self._written_at[name] = now
+        await self.cluster.post(name, notes(old, status))
+        return None

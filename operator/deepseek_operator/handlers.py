@@ -1,0 +1,187 @@
+"""kopf: watches every kind and tells the controller. The only module that knows kopf.
+
+There are only `on.event` handlers, so kopf adds no finalizer and no annotation: objects can be
+deleted while the operator is away, and nothing has to be remembered from one event to the next.
+
+kopf runs in a thread with an event loop of its own, because its operator cancels every task of
+its loop when one watch fails, which a 410 Gone by HTTP is enough for. It is then started again,
+and the controller's work is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kopf
+from kubernetes.aio.client.rest import RESTClientObject
+
+from deepseek_operator.api import LIST_CHUNK, Recorder, load_credentials, trace
+from deepseek_operator.kinds import DEEPSEEK_DEPLOYMENT, WATCHED_KINDS, Manifest
+from deepseek_operator.render import MANAGED_BY_SELECTOR
+from deepseek_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Notice = Callable[[str | None, Manifest], None]
+Resync = Callable[[], None]
+
+SILENT_WATCH_SECONDS = 70.0
+"""The API server sends a bookmark every minute; a watch without one is dead."""
+RESTART_SECONDS = 0.5
+LONGEST_RESTART_SECONDS = 15.0
+
+
+class Backoffs:
+    """Pauses between kopf's tries of one request: doubling, with jitter, nine times."""
+
+    def __len__(self) -> int:
+        """How many pauses there are."""
+        return 9
+
+    def __iter__(self) -> Iterator[float]:
+        """The pauses of one request."""
+        for attempt in range(len(self)):
+            yield min(10.0, 0.2 * 2**attempt) * (0.5 + random.random() / 2)  # noqa: S311
+
+
+class NothingRemembered(kopf.DiffBaseStorage, kopf.ProgressStorage):
+    """kopf would compare each object with its last state: nobody asks for that here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def build(self, **_: Any) -> Any:
+        """No essence, so that nothing is copied for each event."""
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        """No last state."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is stored."""
+
+    def purge(self, **_: Any) -> None:
+        """Nothing was stored."""
+
+    def touch(self, **_: Any) -> None:
+        """Nothing is stored."""
+
+    def clear(self, *, essence: Any) -> Any:
+        """The essence as it is."""
+        return essence
+
+
+def registry_of(notice: Notice, settings: Settings, record: Recorder) -> kopf.OperatorRegistry:
+    """The handlers: every event of every kind is passed on."""
+    registry = kopf.OperatorRegistry()
+
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        configuration = await load_credentials()
+        configuration.trace_configs = [trace(configuration, record)]
+        configuration.connection_pool_maxsize = 0
+        session = RESTClientObject(configuration)._create_pool_manager()
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
+
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configured(settings, installation)
+
+    async def noticed(event: kopf.RawEvent, **_: Any) -> None:
+        notice(event["type"], dict(event["object"]))
+
+    installation = settings
+    kopf.on.login(registry=registry)(login)
+    kopf.on.startup(registry=registry)(configure)
+    for kind in WATCHED_KINDS:
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=registry)(noticed)
+    return registry
+
+
+def configured(settings: kopf.OperatorSettings, installation: Settings) -> None:
+    """Set kopf up: watch, list in chunks, keep nothing, write nothing."""
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.persistence.diffbase_storage = NothingRemembered()
+    settings.persistence.progress_storage = NothingRemembered()
+    settings.queueing.idle_timeout = 1.0
+    settings.networking.request_timeout = installation.api_timeout_seconds
+    settings.networking.connect_timeout = 5.0
+    settings.networking.error_backoffs = Backoffs()
+    settings.watching.chunk_size = LIST_CHUNK
+    settings.watching.server_timeout = installation.watch_seconds
+    settings.watching.client_timeout = installation.watch_seconds + 30
+    settings.watching.inactivity_timeout = SILENT_WATCH_SECONDS
+    for kind in WATCHED_KINDS:
+        if kind != DEEPSEEK_DEPLOYMENT:
+            key = (kind.group, kind.version, kind.plural)
+            settings.watching.label_selectors[key] = MANAGED_BY_SELECTOR
+
+
+class Watcher:
+    """Runs kopf until stopped, and starts it again when it fails.
+
+    Args:
+        notice: Called in the thread of `start` for each event.
+        missed: Called in that thread after kopf failed and watches again: what happened in
+            between has to be found by listing.
+    """
+
+    def __init__(
+        self, notice: Notice, missed: Resync, settings: Settings, record: Recorder
+    ) -> None:
+        self._notice = notice
+        self._missed = missed
+        self._settings = settings
+        self._record = record
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; events are handed to the running event loop."""
+        loop = asyncio.get_running_loop()
+
+        def notice(event_type: str | None, manifest: Manifest) -> None:
+            loop.call_soon_threadsafe(self._notice, event_type, manifest)
+
+        def missed() -> None:
+            loop.call_soon_threadsafe(self._missed)
+
+        self._thread = threading.Thread(
+            target=self._run, args=(notice, missed), name="kopf", daemon=True
+        )
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread, within a few seconds."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 10.0)
+
+    def _run(self, notice: Notice, missed: Resync) -> None:
+        pause = RESTART_SECONDS
+        while not self._stop.is_set():
+            ready = threading.Event()
+            try:
+                asyncio.run(self._operator(notice, ready))
+            except Exception as error:
+                logger.warning("Watching failed and starts again in %.1f s: %r", pause, error)
+            if self._stop.wait(pause * (0.5 + random.random() / 2)):  # noqa: S311
+                return
+            pause = RESTART_SECONDS if ready.is_set() else min(pause * 2, LONGEST_RESTART_SECONDS)
+            missed()
+
+    async def _operator(self, notice: Notice, ready: threading.Event) -> None:
+        await kopf.operator(
+            registry=registry_of(notice, self._settings, self._record),
+            clusterwide=self._settings.is_cluster_wide,
+            namespaces=self._settings.watch_namespaces,
+            standalone=True,
+            stop_flag=self._stop,
+            ready_flag=ready,
+        )

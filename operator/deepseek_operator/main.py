@@ -1,0 +1,145 @@
+"""`deepseek-operator run`: the process. Takes the Lease, then works until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from deepseek_operator.api import Api, Attributes, Recorder
+from deepseek_operator.cluster import Cluster
+from deepseek_operator.controller import Controller
+from deepseek_operator.errors import ApiError, SettingsError
+from deepseek_operator.handlers import Watcher
+from deepseek_operator.health import Health, serve
+from deepseek_operator.lease import Lease
+from deepseek_operator.logs import configure_logs
+from deepseek_operator.metrics import Metrics
+from deepseek_operator.settings import Settings, settings_from
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_LEASE_LOST, EXIT_SETTINGS = 0, 1, 2
+START_AGAIN_SECONDS = 5.0
+GRACE_SECONDS = 3.0
+"""How long work that goes on may take to end when the process stops."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the process's exit code."""
+    parser = argparse.ArgumentParser(prog="deepseek-operator", description=__doc__)
+    parser.add_argument("command", choices=["run"], help="run the operator until it is stopped")
+    parser.parse_args(arguments)
+    try:
+        settings = settings_from(os.environ)
+    except SettingsError as error:
+        sys.stderr.write(f"deepseek-operator: {error}\n")
+        return EXIT_SETTINGS
+    configure_logs(settings.log_level, settings.log_format)
+    return asyncio.run(run(settings))
+
+
+async def run(settings: Settings) -> int:
+    """Serve health, take the Lease, work, and stop on SIGTERM, SIGINT or a lost Lease."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    health = Health(settings.watch_seconds, Metrics())
+    server = await serve(health, settings.http_port)
+    try:
+        return await operate(settings, health, stop)
+    finally:
+        await server.cleanup()
+
+
+async def operate(settings: Settings, health: Health, stop: asyncio.Event) -> int:
+    """Everything but the process's own surroundings; returns the exit code once it has ended."""
+
+    def record(attributes: Attributes, code: str) -> None:
+        health.metrics.count_request(attributes, code)
+        if attributes.verb == "watch" and code == "200":
+            health.heard()
+
+    api = await Api.connect(settings, record)
+    lease = Lease(api, settings)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        acquire = asyncio.create_task(lease.acquire())
+        await _first_of(acquire, stopped)
+        if not acquire.done():
+            await _cancel(acquire)
+            return EXIT_OK
+        health.lead(is_leader=True)
+        hold = asyncio.create_task(lease.hold())
+        work = asyncio.create_task(_work(api, settings, health, record))
+        await _first_of(hold, work, stopped)
+        health.lead(is_leader=False)
+        is_lost = hold.done()
+        await _cancel(work)
+        if is_lost:
+            logger.error("The process ends: %s", hold.exception())
+            return EXIT_LEASE_LOST
+        await _cancel(hold)
+        await lease.release()
+        return EXIT_OK
+    finally:
+        await _cancel(stopped)
+        await api.close()
+
+
+async def _work(api: Api, settings: Settings, health: Health, record: Recorder) -> None:
+    """Watch and reconcile until cancelled."""
+    controller = Controller(Cluster(api, settings), settings, health)
+    await _first_listing(controller)
+    look_again = asyncio.Event()
+    watcher = Watcher(controller.notice, look_again.set, settings, record)
+    watcher.start()
+    try:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(look_again.wait(), settings.resync_seconds)
+            look_again.clear()
+            try:
+                await controller.resync()
+            except ApiError as error:
+                logger.warning("Could not list everything again: %s", error)
+                await asyncio.sleep(START_AGAIN_SECONDS)
+                look_again.set()
+    finally:
+        await asyncio.gather(watcher.stop(), controller.queue.close(GRACE_SECONDS))
+
+
+async def _first_listing(controller: Controller) -> None:
+    while True:
+        try:
+            await controller.resync()
+        except ApiError as error:
+            logger.warning(
+                "Cannot list what is to be served (is the CRD installed, and the role bound?): %s",
+                error,
+            )
+            await asyncio.sleep(START_AGAIN_SECONDS)
+        else:
+            return
+
+
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """End a task; an error it ended with before is raised here."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What is kept in memory of each kind of object, and which changes of it matter.
+
+Pure. A view holds what the plan and the status read and nothing else, so that thousands of
+objects fit into little memory, and so that two equal views mean: nothing to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepseek_operator.kinds import (
+    DEEPSEEK_DEPLOYMENT,
+    DEPLOYMENT,
+    JOB,
+    POD,
+    SECRET,
+    VOLUME_CLAIM,
+    Manifest,
+)
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "labels",
+    "annotations",
+    "ownerReferences",
+)
+_BULKY_ANNOTATIONS = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
+_DEPLOYMENT_STATUS = (
+    "observedGeneration",
+    "replicas",
+    "updatedReplicas",
+    "readyReplicas",
+    "availableReplicas",
+    "terminatingReplicas",
+)
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+
+
+def view(manifest: Manifest) -> Manifest:
+    """The part of an object that is kept."""
+    kind = manifest["kind"]
+    kept: Manifest = {
+        "apiVersion": manifest["apiVersion"],
+        "kind": kind,
+        "metadata": _metadata(manifest),
+    }
+    status = manifest.get("status") or {}
+    if kind == POD.kind:
+        spec = manifest.get("spec") or {}
+        kept["spec"] = _some(spec, ("nodeName",))
+        kept["status"] = _pod_status(status)
+        return kept
+    if kind == SECRET.kind:
+        # The values never stay in memory.
+        kept["keys"] = sorted(key for key, value in (manifest.get("data") or {}).items() if value)
+        kept |= _some(manifest, ("type", "immutable"))
+        return kept
+    if kind == JOB.kind:
+        kept["status"] = _some(status, ("active", "succeeded", "failed")) | _conditions(status)
+        return kept
+    kept |= {
+        key: value
+        for key, value in manifest.items()
+        if key not in {"apiVersion", "kind", "metadata", "status"}
+    }
+    if kind == DEPLOYMENT.kind:
+        kept["status"] = _some(status, _DEPLOYMENT_STATUS) | _conditions(status)
+    elif kind == VOLUME_CLAIM.kind:
+        kept["status"] = _some(status, ("phase", "capacity"))
+    elif kind == DEEPSEEK_DEPLOYMENT.kind:
+        kept["status"] = status
+    return kept
+
+
+def matters(old: Manifest | None, new: Manifest) -> bool:
+    """Whether a change from one view to the next can change what there is to do.
+
+    A DeepSeekDeployment's own status does not count: the operator writes it, and whoever else
+    does must not keep the operator busy.
+    """
+    if old is None:
+        return True
+    return _essence(old) != _essence(new)
+
+
+def _essence(kept: Manifest) -> Manifest:
+    essence = dict(kept)
+    essence["metadata"] = {
+        key: value for key, value in kept["metadata"].items() if key != "resourceVersion"
+    }
+    if kept["kind"] == DEEPSEEK_DEPLOYMENT.kind:
+        essence.pop("status", None)
+    return essence
+
+
+def _metadata(manifest: Manifest) -> Manifest:
+    metadata = _some(manifest["metadata"], _METADATA)
+    annotations = metadata.get("annotations")
+    if annotations:
+        metadata["annotations"] = {
+            key: value for key, value in annotations.items() if key not in _BULKY_ANNOTATIONS
+        }
+    return metadata
+
+
+def _some(mapping: Manifest, keys: tuple[str, ...]) -> Manifest:
+    return {key: mapping[key] for key in keys if mapping.get(key) is not None}
+
+
+def _conditions(status: Manifest) -> Manifest:
+    conditions = [_some(condition, _CONDITION) for condition in status.get("conditions") or []]
+    return {"conditions": conditions} if conditions else {}
+
+
+def _pod_status(status: Manifest) -> Manifest:
+    kept = _some(status, ("phase", "reason", "message")) | _conditions(status)
+    containers: list[dict[str, Any]] = [
+        _some(container, ("name", "ready", "started", "state", "lastState"))
+        for container in (
+            *(status.get("initContainerStatuses") or []),
+            *(status.get("containerStatuses") or []),
+        )
+    ]
+    if containers:
+        kept["containers"] = containers
+    return kept
