@@ -74,6 +74,11 @@ class ControlPlane:
         return self.state / "kubeconfig"
 
     @property
+    def audit_log(self) -> Path:
+        """What pods asked of the API server, a JSON object a line."""
+        return self.state / "audit.log"
+
+    @property
     def ports(self) -> dict[str, int]:
         """Port of each server, chosen at the first start and kept over restarts."""
         file = self.state / "ports.json"
@@ -220,6 +225,8 @@ class ControlPlane:
             f"--endpoint-reconciler-type={'none' if self.is_loopback else 'lease'}",
             "--allow-privileged=true",
             "--profiling=false",
+            f"--audit-policy-file={places.SOURCE / 'manifests' / 'audit.yaml'}",
+            f"--audit-log-path={self.audit_log}",
             *self.api_server_flags,
         )
         self._wait("kube-apiserver", f"{self.server}/readyz")
