@@ -3,16 +3,11 @@
 Their images hold one program each and are put together here, without a base image.
 """
 
-import re
-import shutil
 import string
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster import debian, places, programs, store
-from cluster.errors import ClusterError
+from cluster import places, programs, store
 from cluster.node import PAUSE_IMAGE
 from cluster.progress import phase
 
@@ -34,11 +29,11 @@ def ensure_images(*, metrics: bool) -> list[str]:
     """
     contents = {
         PAUSE_IMAGE: {"/pause": programs.path("pause")},
-        _dns_image(): {"/coredns": programs.path("coredns")},
+        _image("coredns"): {"/coredns": programs.path("coredns")},
     }
     if metrics:
-        contents[_adapter_image()] = {"/adapter": programs.path("prometheus-adapter")}
-        contents[_prometheus_image()] = _with_libraries(_prometheus())
+        contents[_image("prometheus")] = {"/prometheus": programs.path("prometheus")}
+        contents[_image("prometheus-adapter")] = {"/adapter": programs.path("prometheus-adapter")}
     layout = store.layout()
     missing = contents.keys() - layout.references()
     for reference in sorted(missing):
@@ -52,7 +47,7 @@ def ensure_images(*, metrics: bool) -> list[str]:
 
 def start_dns(cluster: "Cluster") -> None:
     """Start CoreDNS."""
-    _apply(cluster, "dns.yaml", {"dns": cluster.network.dns, "image": _dns_image()})
+    _apply(cluster, "dns.yaml", {"dns": cluster.network.dns, "image": _image("coredns")})
 
 
 def wait_for_dns(cluster: "Cluster") -> None:
@@ -62,13 +57,14 @@ def wait_for_dns(cluster: "Cluster") -> None:
 
 def start_metrics(cluster: "Cluster") -> None:
     """Start Prometheus and prometheus-adapter, and wait until the external metrics API serves."""
-    debian.ensure(debian.METRICS)
-    programs.ensure(["prometheus-adapter"])
+    programs.ensure(["prometheus", "prometheus-adapter"])
     with store.locked():
         references = ensure_images(metrics=True)
     cluster.load(references)
     _apply(
-        cluster, "metrics.yaml", {"prometheus": _prometheus_image(), "adapter": _adapter_image()}
+        cluster,
+        "metrics.yaml",
+        {"prometheus": _image("prometheus"), "adapter": _image("prometheus-adapter")},
     )
     with phase("Prometheus and the external metrics API serve"):
         _wait(cluster, "monitoring", "prometheus")
@@ -93,35 +89,5 @@ def _wait(cluster: "Cluster", namespace: str, deployment: str) -> None:
     )
 
 
-def _dns_image() -> str:
-    return _image("coredns")
-
-
-def _adapter_image() -> str:
-    return _image("prometheus-adapter")
-
-
 def _image(name: str) -> str:
     return f"localhost/{name}:{programs.version(programs.PROGRAMS[name])}"
-
-
-def _prometheus_image() -> str:
-    said = subprocess.run([_prometheus(), "--version"], capture_output=True, text=True, check=False)
-    match = re.search(r"version (\d+\.\d+\.\d+)", said.stdout + said.stderr)
-    if match is None:
-        raise ClusterError(f"{_prometheus()} --version says nothing known: {said.stdout[:200]}")
-    return f"localhost/prometheus:v{match.group(1)}"
-
-
-def _prometheus() -> Path:
-    found = shutil.which("prometheus")
-    if found is None:
-        raise ClusterError("prometheus was not found in PATH; install the Debian package")
-    return Path(found)
-
-
-def _with_libraries(program: Path) -> dict[str, Path]:
-    """A program and the shared libraries that it is linked to, each at its own path."""
-    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-    libraries = re.findall(r"(/\S+) \(0x", listed)
-    return {str(program): program, **{name: Path(name) for name in libraries}}

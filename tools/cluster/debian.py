@@ -22,8 +22,7 @@ NODES: Mapping[str, str] = {
     "ip": "iproute2",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
 }
-METRICS: Mapping[str, str] = {"prometheus": "prometheus"}
-SERVICES = {"containerd", "prometheus"}
+SERVICES = {"containerd"}
 """Packages that bring a service of the same name."""
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Debian asks this program whether a package may start its service."""
