@@ -99,7 +99,7 @@ def test_equal_content_keeps_its_first_page():
     pool.check([])
 
 
-def test_discarded_pages_are_never_found_and_come_back_for_overwriting():
+def test_forgotten_pages_are_never_found_and_end_up_blank():
     pool = PagePool(2)
     first, second = digests("a", "b")
     pages = pool.allocate(2)
@@ -107,23 +107,12 @@ def test_discarded_pages_are_never_found_and_come_back_for_overwriting():
     pool.register(pages[1], second)
     pool.hold([pages[0]])
 
-    overwrite = pool.discard(pages)
+    pool.forget(pages)
+    pool.release(pages)
 
-    assert overwrite == [pages[1]]
     assert pool.match([first]) == []
+    assert (pool.num_blank, pool.num_held) == (1, 1)
     pool.check([[pages[0]]])
-
-
-def test_dropping_the_cache_makes_every_cached_page_blank():
-    pool = PagePool(2)
-    (digest,) = digests("a")
-    (page,) = pool.allocate(1)
-    pool.register(page, digest)
-    pool.release([page])
-
-    assert pool.drop_cached() == 1
-    assert (pool.num_blank, pool.num_cached) == (2, 0)
-    pool.check([])
 
 
 def test_digests_are_long_and_depend_on_salt_parent_and_every_token():

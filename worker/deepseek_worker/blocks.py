@@ -110,25 +110,10 @@ class PagePool:
                 else:
                     self._cached[page] = None
 
-    def discard(self, pages: Sequence[int]) -> list[int]:
-        """Release pages whose content is wrong, and let nobody find it again.
-
-        Returns:
-            The pages that nobody holds any more; the caller overwrites their content.
-        """
+    def forget(self, pages: Iterable[int]) -> None:
+        """Let nobody find held pages any more, because their content is wrong."""
         for page in pages:
             self._forget(page)
-        self.release(pages)
-        return [page for page in pages if self._references[page] == 0]
-
-    def drop_cached(self) -> int:
-        """Turn every cached page blank; returns how many there were."""
-        num_dropped = len(self._cached)
-        for page in self._cached:
-            self._forget(page)
-            self._blank.append(page)
-        self._cached.clear()
-        return num_dropped
 
     def check(self, held_by_sequences: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless every page is in exactly one state."""

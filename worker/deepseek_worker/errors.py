@@ -7,6 +7,7 @@ WorkerError
 │   ├── UnsupportedModel      an architecture, rope scaling or quantization that is not served
 │   ├── BrokenCheckpoint      cut short, missing, left-over or wrongly shaped tensors
 │   └── ModelTooLarge         weights and one request's KV cache exceed the memory limit
+├── DeviceUnavailable         no such device, or one that cannot be used
 ├── RequestError              this request is wrong; the client gets a 4xx
 │   ├── InvalidRequest        a value that no model could serve
 │   ├── RequestTooLarge       longer than the context or than the whole page pool
@@ -27,7 +28,8 @@ WorkerError
     └── Unreachable           no complete answer in spite of many attempts
 ```
 
-`reason` is a fixed word: it goes into conditions, termination messages and metric labels.
+`reason` is a fixed word: it goes into conditions, termination messages and metric labels. Those
+of errors that end the process are `deepseek_contract.state.FailureReason`.
 `exit_code` is what a process that ends with the error returns; 2 is the command line's.
 """
 
@@ -55,8 +57,6 @@ class ModelNotFound(ModelError):
 class UnsupportedModel(ModelError):
     """The model is sound, but this worker does not know how to run it."""
 
-    reason = "UnsupportedModel"
-
 
 class BrokenCheckpoint(ModelError):
     """The files contradict themselves or the model's configuration."""
@@ -68,6 +68,12 @@ class ModelTooLarge(ModelError):
     """The model does not fit the memory this worker may use."""
 
     reason = "ModelTooLarge"
+
+
+class DeviceUnavailable(WorkerError):
+    """The asked device is not there or cannot be used."""
+
+    reason = "DeviceUnavailable"
 
 
 class RequestError(WorkerError):

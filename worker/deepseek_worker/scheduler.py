@@ -149,16 +149,10 @@ class Scheduler:
         self.pool.release(sequence.pages)
         sequence.pages.clear()
 
-    def finish_broken(self, sequence: Sequence) -> list[int]:
-        """End a running sequence whose KV is not to be trusted.
-
-        Returns:
-            Pages to overwrite, since nobody holds them any more.
-        """
-        del self.running[sequence]
-        free_pages = self.pool.discard(sequence.pages)
-        sequence.pages.clear()
-        return free_pages
+    def finish_broken(self, sequence: Sequence) -> None:
+        """End a running sequence whose KV is not to be trusted: nobody will find it."""
+        self.pool.forget(sequence.pages)
+        self.finish(sequence)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken; for tests, after every step."""

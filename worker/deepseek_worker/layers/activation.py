@@ -1,0 +1,10 @@
+"""The gate of the feed-forward block."""
+
+from torch import Tensor
+from torch.nn.functional import silu
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` for `[tokens, 2 * intermediate_size]`, gate first."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return silu(gate).mul_(up)

@@ -1,0 +1,104 @@
+"""Computes as much of a batch as can be computed: level 1 of the recovery ladder.
+
+An exception in the forward pass is no reason for every request to end. The batch is halved and
+each half tried again, so that whoever runs into the error alone is found; after the third
+halving the rest is tried one by one. A prompt's chunk that runs out of memory alone is read in
+smaller ones.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from deepseek_worker.memory.exhaustion import is_out_of_memory
+from deepseek_worker.runner import StepResult
+from deepseek_worker.scheduler import Scheduled
+
+MAX_HALVINGS = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An entry that cannot be computed even alone."""
+
+    reason: str
+    message: str
+
+
+Outcome = StepResult | Failed
+Compute = Callable[[Sequence[Scheduled]], Mapping[Scheduled, StepResult]]
+OnExhaustion = Callable[[int], None]
+
+
+def compute_what_fits(
+    entries: Sequence[Scheduled],
+    compute: Compute,
+    on_exhaustion: OnExhaustion,
+    num_halvings: int = 0,
+) -> Mapping[Scheduled, Outcome]:
+    """Compute all entries, in parts if need be.
+
+    Args:
+        entries: The batch, or a part of it.
+        compute: The forward pass; it may be repeated for the same entries.
+        on_exhaustion: Called with the number of tokens that memory did not suffice for.
+        num_halvings: How often the batch was halved to get here.
+    """
+    try:
+        return compute(entries)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it ends at most its own request
+        is_exhausted = is_out_of_memory(error)
+        log.warning("forward pass of %d sequences failed: %s", len(entries), error)
+        failure = _failure(error, is_exhausted)
+    if is_exhausted:
+        on_exhaustion(sum(entry.num_tokens for entry in entries))
+    if len(entries) > 1:
+        return _each_part(entries, compute, on_exhaustion, num_halvings)
+    (entry,) = entries
+    if not is_exhausted or entry.num_tokens == 1 or num_halvings >= MAX_HALVINGS:
+        return {entry: failure}
+    return {entry: _chunk_by_chunk(entry, compute, on_exhaustion, num_halvings + 1)}
+
+
+def _each_part(
+    entries: Sequence[Scheduled],
+    compute: Compute,
+    on_exhaustion: OnExhaustion,
+    num_halvings: int,
+) -> Mapping[Scheduled, Outcome]:
+    size = -(-len(entries) // 2) if num_halvings < MAX_HALVINGS else 1
+    outcomes: dict[Scheduled, Outcome] = {}
+    for first in range(0, len(entries), size):
+        part = entries[first : first + size]
+        outcomes |= compute_what_fits(part, compute, on_exhaustion, num_halvings + 1)
+    return outcomes
+
+
+def _chunk_by_chunk(
+    entry: Scheduled, compute: Compute, on_exhaustion: OnExhaustion, num_halvings: int
+) -> Outcome:
+    half = entry.num_tokens // 2
+    parts = (
+        Scheduled(entry.sequence, entry.start, half),
+        Scheduled(entry.sequence, entry.start + half, entry.num_tokens - half),
+    )
+    outcomes = []
+    for part in parts:
+        outcome = compute_what_fits([part], compute, on_exhaustion, num_halvings)[part]
+        if isinstance(outcome, Failed):
+            return outcome
+        outcomes.append(outcome)
+    return StepResult(
+        outcomes[1].sampled, outcomes[0].prompt_logprobs + outcomes[1].prompt_logprobs
+    )
+
+
+def _failure(error: Exception, is_exhausted: bool) -> Failed:
+    if is_exhausted:
+        return Failed(
+            "OutOfMemory",
+            "memory ran out even with this request alone; send a shorter prompt or try later",
+        )
+    return Failed("InternalError", f"the forward pass failed: {type(error).__name__}: {error}")
