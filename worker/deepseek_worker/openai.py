@@ -6,6 +6,7 @@ OpenAI's own accounts.
 """
 
 import difflib
+import json
 import re
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -64,7 +65,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), lt=1 << 63)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -127,9 +128,14 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
     suffix: Any = None
 
     @property
-    def wanted_tokens(self) -> int:
-        """Most tokens to generate."""
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+    def wanted_tokens(self) -> int | None:
+        """Most tokens to generate; None if the client did not say."""
+        return self.max_tokens
+
+    @property
+    def default_tokens(self) -> int | None:
+        """Most tokens to generate if the client does not say."""
+        return DEFAULT_COMPLETION_TOKENS
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -190,8 +196,13 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def wanted_tokens(self) -> int | None:
-        """Most tokens to generate; None for as many as the context holds."""
+        """Most tokens to generate; None if the client did not say."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def default_tokens(self) -> int | None:
+        """Most tokens to generate if the client does not say; None for what the context holds."""
+        return None
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -323,7 +334,7 @@ def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, param: str) -> 
 
 def shown(value: Any) -> str:
     """A value as JSON, cut to what fits into a message."""
-    text = msgspec.json.encode(value, enc_hook=repr).decode(errors="replace")
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
@@ -475,11 +486,11 @@ def _invalid(error: str, body: bytes, kind: Any) -> InvalidRequest:
     if not path:
         return InvalidRequest(f"Invalid body: {expected}.", code="invalid_type")
     param = path.replace("[...]", "")
-    return InvalidRequest(
-        f"Invalid '{param}': {expected}, got {shown(_at(msgspec.json.decode(body), param))}.",
-        param,
-        "invalid_value",
-    )
+    try:
+        given = shown(_at(json.loads(body), param))
+    except (ValueError, RecursionError):
+        given = "what is followed by no JSON"
+    return InvalidRequest(f"Invalid '{param}': {expected}, got {given}.", param, "invalid_value")
 
 
 def _at(value: Any, path: str) -> Any:

@@ -1,0 +1,45 @@
+"""Connections that end after some requests or some time.
+
+kube-proxy balances connections, not requests: a client that keeps its connections would never
+meet a new pod. So the answer that reaches a limit says `Connection: close`, and the client opens
+another connection. A connection is never cut in the middle of an answer, however long it takes.
+"""
+
+import time
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class ConnectionLimits:
+    """Shared by all connections of a server."""
+
+    def __init__(self, max_requests: int, max_seconds: float) -> None:
+        self.max_requests = max_requests
+        self.max_seconds = max_seconds
+        self.is_draining = False
+        """Every answer ends its connection from now on."""
+
+
+def protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """The class that uvicorn makes for each connection."""
+
+    class AgeingProtocol(HttpToolsProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._num_requests = 0
+            self._opened_at = time.monotonic()
+
+        def on_headers_complete(self) -> None:
+            super().on_headers_complete()
+            self._num_requests += 1
+            age_seconds = time.monotonic() - self._opened_at
+            if (
+                limits.is_draining
+                or self._num_requests >= limits.max_requests
+                or age_seconds >= limits.max_seconds
+            ):
+                # uvicorn writes the header when the answer starts, and closes after its end.
+                self.cycle.keep_alive = False
+
+    return AgeingProtocol
