@@ -42,3 +42,5 @@ def configure_logs(level: str, style: Literal["json", "text"]) -> None:
     # Their debug records hold whole objects.
     for name in ("aiohttp", "asyncio", "kubernetes"):
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))
+    # kopf tells of each event that its handler succeeded.
+    logging.getLogger("kopf.objects").setLevel(max(logging.WARNING, root.level))

@@ -43,6 +43,7 @@ _MOST_TELLING_FIRST: tuple[ReadyReason, ...] = (
     "Unschedulable",
     "PodsNotReady",
     "ModelLoading",
+    "RolloutInProgress",
 )
 
 
@@ -83,7 +84,7 @@ def pod_trouble(pod: Manifest) -> Trouble | None:
         if found is not None:
             return found
     return Trouble(
-        "PodsNotReady",
+        "RolloutInProgress",
         f"Pod {name} is being created. If this lasts, `kubectl describe pod {name}` says why.",
     )
 

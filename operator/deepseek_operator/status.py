@@ -20,6 +20,8 @@ from deepseek_operator.render import MODEL_ANNOTATION, PRIMARY, selector
 
 MESSAGE_LENGTH = 1024
 HISTORY_MESSAGE_LENGTH = 512
+_PASSING = frozenset({"ModelLoading", "PodsNotReady", "RolloutInProgress"})
+"""Troubles of pods that do not hold up a rollout but are part of it."""
 _TOLD = ("Ready", "ModelCached")
 """Conditions whose changes make history and Kubernetes events."""
 
@@ -256,7 +258,7 @@ def _progressing(picture: _Picture) -> _State:
     if rollout.is_complete and rollout.available >= rollout.wanted:
         message = f"All {rollout.wanted} pods are as the object wants them."
         return _State("Progressing", "False", "RolloutComplete", message)
-    if trouble is not None and trouble.reason not in {"ModelLoading", "PodsNotReady"}:
+    if trouble is not None and trouble.reason not in _PASSING:
         return _State("Progressing", "False", "RolloutBlocked", trouble.message)
     return _State("Progressing", "True", "RolloutInProgress", _progress(rollout))
 

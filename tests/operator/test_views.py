@@ -1,0 +1,121 @@
+"""What is kept of an object, and which changes count."""
+
+import copy
+
+from scenes import owner_of
+
+from deepseek_operator.views import matters, view
+
+
+def deployment(**status: object) -> dict:
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": "chat-primary",
+            "namespace": "team",
+            "uid": "u",
+            "resourceVersion": "7",
+            "managedFields": [{"manager": "kubectl"}],
+            "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                "deployment.kubernetes.io/revision": "1",
+            },
+        },
+        "spec": {"replicas": 1},
+        "status": {
+            "replicas": 1,
+            "conditions": [
+                {"type": "Available", "status": "True", "lastUpdateTime": "now", "message": "m"}
+            ],
+            **status,
+        },
+    }
+
+
+def test_bulky_fields_are_dropped() -> None:
+    kept = view(deployment())
+
+    assert "managedFields" not in kept["metadata"]
+    assert kept["metadata"]["annotations"] == {"deployment.kubernetes.io/revision": "1"}
+    assert kept["status"]["conditions"] == [{"type": "Available", "status": "True", "message": "m"}]
+
+
+def test_a_token_never_stays_in_memory() -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "s", "namespace": "n", "uid": "u", "resourceVersion": "1"},
+        "type": "Opaque",
+        "immutable": True,
+        "data": {"token": "c2VjcmV0", "empty": ""},
+    }
+
+    kept = view(secret)
+
+    assert kept["keys"] == ["token"]
+    assert "c2VjcmV0" not in str(kept)
+
+
+def test_of_a_pod_only_its_place_and_state_are_kept() -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "1"},
+        "spec": {"nodeName": "node", "containers": [{"name": "worker"}]},
+        "status": {
+            "phase": "Running",
+            "podIP": "10.0.0.1",
+            "containerStatuses": [
+                {"name": "worker", "image": "x", "started": True, "state": {"running": {}}}
+            ],
+        },
+    }
+
+    kept = view(pod)
+
+    assert kept["spec"] == {"nodeName": "node"}
+    assert kept["status"]["containers"] == [
+        {"name": "worker", "started": True, "state": {"running": {}}}
+    ]
+
+
+def test_of_a_job_the_template_is_not_kept() -> None:
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "j", "namespace": "n", "uid": "u", "resourceVersion": "1"},
+        "spec": {"template": {}},
+        "status": {"active": 1, "startTime": "now"},
+    }
+
+    assert view(job)["status"] == {"active": 1}
+    assert "spec" not in view(job)
+
+
+def test_a_new_version_alone_does_not_matter() -> None:
+    old = view(deployment())
+    new = copy.deepcopy(old)
+    new["metadata"]["resourceVersion"] = "8"
+
+    assert not matters(old, new)
+    assert matters(None, new)
+
+
+def test_a_childs_status_matters() -> None:
+    assert matters(view(deployment()), view(deployment(readyReplicas=1)))
+
+
+def test_the_objects_own_status_does_not_matter() -> None:
+    """Case A03: status writes, ours or anybody's, wake nobody."""
+    assert not matters(view(owner_of()), view(owner_of(status={"replicas": 3})))
+
+
+def test_the_objects_spec_labels_and_annotations_matter() -> None:
+    old = view(owner_of())
+    changed = [copy.deepcopy(old) for _ in range(3)]
+    changed[0]["spec"]["replicas"] = 9
+    changed[1]["metadata"]["labels"] = {"a": "b"}
+    changed[2]["metadata"]["annotations"] = {"deepseek.dev/pin": "primary"}
+
+    assert all(matters(old, new) for new in changed)
