@@ -12,13 +12,31 @@ from deepseek_kernels.norm import (
     rms_norm,
     rms_norm_quantize,
 )
+from deepseek_kernels.page_copy import (
+    copy_pages_from_host,
+    copy_pages_to_host,
+    gather_pages,
+    scatter_pages,
+)
+from deepseek_kernels.rope_kv_write import mla_rope_kv_write, rope_kv_write
+from deepseek_kernels.sampling import sample
+from deepseek_kernels.silu_mul import silu_mul, silu_mul_quantize
 
 __all__ = [
     "UnsupportedDevice",
+    "copy_pages_from_host",
+    "copy_pages_to_host",
+    "gather_pages",
     "get_backend",
     "layer_norm",
     "layer_norm_quantize",
+    "mla_rope_kv_write",
     "rms_norm",
     "rms_norm_quantize",
+    "rope_kv_write",
+    "sample",
+    "scatter_pages",
     "set_backend",
+    "silu_mul",
+    "silu_mul_quantize",
 ]

@@ -11,12 +11,31 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from deepseek_kernels._validation import check_choice
+
 GROUP_COLUMNS: Final = 128
 
 MAXIMUM: Final = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 SMALLEST_SCALE: Final = 1e-12
 """Keeps a group of zeros from dividing by zero."""
+
+
+def check_quantization(columns: int, dtype: torch.dtype, group_columns: int | None) -> int:
+    """Refuse what cannot be quantised so; return the width of a group, the row's for None.
+
+    Raises:
+        ValueError: Names the argument, what was given and what is allowed.
+    """
+    check_choice("dtype", dtype, tuple(MAXIMUM))
+    check_choice("group_columns", group_columns, (None, GROUP_COLUMNS))
+    if group_columns is None:
+        return columns
+    if columns % group_columns:
+        raise ValueError(
+            f"the output has {columns} columns; groups of {group_columns} need a multiple of that"
+        )
+    return group_columns
 
 
 def quantize_rows(values: Tensor, dtype: torch.dtype, group_columns: int) -> tuple[Tensor, Tensor]:

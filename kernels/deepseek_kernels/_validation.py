@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-QUANTIZED = (torch.float8_e4m3fn, torch.int8)
 
 
 def check_tensor(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _on_gpu(config):
         return
-    here = os.path.dirname(__file__)
-    gone = [
-        item for item in items if item.get_closest_marker("gpu") and str(item.path).startswith(here)
-    ]
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    for item in here:
+        # triton 3.6's interpreter turns the bounds of loops into integers the old way.
+        item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"))
+    gone = {item for item in here if item.get_closest_marker("gpu")}
     if gone:
-        config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if item not in set(gone)]
+        config.hook.pytest_deselected(items=list(gone))
+        items[:] = [item for item in items if item not in gone]
 
 
 def _round_fp8_in_interpreter() -> None:

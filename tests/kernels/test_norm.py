@@ -149,7 +149,10 @@ def test_rows_of_zeros_stay_zero(lane):
         ({"eps": -1.0}, "eps is -1.0; allowed is 0.0 to 1.0"),
         ({"dtype": torch.uint8}, "dtype is uint8; allowed are float8_e4m3fn, int8"),
         ({"group_columns": 64}, "group_columns is 64; allowed are None, 128"),
-        ({"group_columns": 128}, "x has 64 columns; groups of 128 need a multiple of that"),
+        (
+            {"group_columns": 128},
+            "the output has 64 columns; groups of 128 need a multiple of that",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(change, message):

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from deepseek_kernels._operation import Operation
-from deepseek_kernels._quantize import GROUP_COLUMNS
+from deepseek_kernels._quantize import check_quantization
 from deepseek_kernels._validation import (
     FLOATS,
-    QUANTIZED,
-    check_choice,
     check_range,
     check_tensor,
 )
@@ -79,7 +77,7 @@ def rms_norm_quantize(
         Codes `[tokens, columns]` and fp32 scales `[tokens, groups]`; `value = code * scale`.
     """
     _check(x, weight, None, residual, eps)
-    group = _check_quantization(x, dtype, group_columns)
+    group = check_quantization(x.shape[1], dtype, group_columns)
     return _rms_norm_quantize(x, weight, residual, eps, dtype, group)
 
 
@@ -95,7 +93,7 @@ def layer_norm_quantize(
 ) -> tuple[Tensor, Tensor]:
     """Normalise as `layer_norm` and quantise as `rms_norm_quantize`."""
     _check(x, weight, bias, residual, eps)
-    group = _check_quantization(x, dtype, group_columns)
+    group = check_quantization(x.shape[1], dtype, group_columns)
     return _layer_norm_quantize(x, weight, bias, residual, eps, dtype, group)
 
 
@@ -119,19 +117,6 @@ def _check(
     if residual is not None:
         check_tensor("residual", residual, shape=x.shape, dtypes=(x.dtype,), like=x)
     check_range("eps", eps, 0.0, 1.0)
-
-
-def _check_quantization(x: Tensor, dtype: torch.dtype, group_columns: int | None) -> int:
-    check_choice("dtype", dtype, QUANTIZED)
-    check_choice("group_columns", group_columns, (None, GROUP_COLUMNS))
-    columns = x.shape[1]
-    if group_columns is None:
-        return columns
-    if columns % group_columns:
-        raise ValueError(
-            f"x has {columns} columns; groups of {group_columns} need a multiple of that"
-        )
-    return group_columns
 
 
 def _fake(x: Tensor, *_: object) -> Tensor:
