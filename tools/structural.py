@@ -60,28 +60,15 @@ def _converted(node: Schema, definitions: dict[str, Schema], where: str) -> Sche
     node = _resolved(node, definitions)
     result: Schema = {}
     for keyword, value in node.items():
-        if keyword in {"title", "$defs"}:
+        if keyword in {"title", "$defs"} or (keyword == "default" and value is None):
             continue
-        if keyword == "default" and value is None:
-            continue
-        if keyword == "properties":
-            result["properties"] = {
-                name: _converted(part, definitions, f"{where}.{name}")
-                for name, part in value.items()
-            }
-        elif keyword == "items":
-            result["items"] = _converted(value, definitions, f"{where}[]")
-        elif keyword == "additionalProperties":
-            # Beside properties the API server forbids it: strict validation and pruning do its job.
-            if isinstance(value, dict):
-                result[keyword] = _converted(value, definitions, f"{where}.*")
+        if keyword in {"properties", "items", "additionalProperties"}:
+            result |= _nested(keyword, value, definitions, where)
         elif keyword == "description":
             result[keyword] = " ".join(value.split())
         elif keyword == "const":
             result["enum"] = [value]
-        elif keyword == "anyOf" and node.get("x-kubernetes-int-or-string"):
-            result["anyOf"] = value
-        elif keyword in _KEPT:
+        elif keyword in _KEPT or (keyword == "anyOf" and "x-kubernetes-int-or-string" in node):
             result[keyword] = value
         else:
             raise UnknownKeywordError(f"{where}: no CRD can say {keyword}: {value!r}")
@@ -89,6 +76,17 @@ def _converted(node: Schema, definitions: dict[str, Schema], where: str) -> Sche
         result["format"] = "int64"
     _demand_limits(result, where)
     return {key: result[key] for key in sorted(result, key=_place)}
+
+
+def _nested(keyword: str, value: Any, definitions: dict[str, Schema], where: str) -> Schema:
+    if keyword == "properties":
+        parts = {
+            name: _converted(part, definitions, f"{where}.{name}") for name, part in value.items()
+        }
+        return {keyword: parts}
+    # `additionalProperties: false` beside properties is forbidden in a CRD: pruning and strict
+    # field validation do its job.
+    return {} if value is False else {keyword: _converted(value, definitions, f"{where}[]")}
 
 
 def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:

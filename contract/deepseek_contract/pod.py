@@ -15,6 +15,7 @@ from deepseek_contract.quantity import Quantity, amount
 from deepseek_contract.schema import ApiModel, Rule, keyed, no_doubles
 from deepseek_contract.text import (
     QUALIFIED_NAME,
+    SUBDOMAIN,
     DataKey,
     ImageName,
     LabelValue,
@@ -40,11 +41,12 @@ TUNING_FLAGS = (
     "--page-tokens",
     "--prefix-cache",
     "--seed",
+    "--stall-seconds",
 )
 
 _RESOURCE_NAME = (
     r"cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMG]i"
-    r"|[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+    rf"|{SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
 )
 
 
@@ -490,7 +492,6 @@ class PodSettings(ApiModel):
             ),
             message="extraArgs gives a flag twice",
             field_path=".extraArgs",
-            reason="FieldValueDuplicate",
         ),
         keys_match("node_selector", QUALIFIED_NAME, "nodeSelector may only name labels"),
     )

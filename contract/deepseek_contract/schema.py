@@ -14,9 +14,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
-Reason = Literal[
-    "FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired", "FieldValueDuplicate"
-]
+# kubectl leaves the message out under the other two, FieldValueRequired and FieldValueDuplicate.
+Reason = Literal["FieldValueInvalid", "FieldValueForbidden"]
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z.]+)\}")
 
@@ -230,7 +229,6 @@ def no_doubles(field: str, *keys: str) -> Rule:
         cel=None,
         holds=lambda part: not _doubles(getattr(part, field), keys),
         message=f"{to_camel(field)} names an entry twice",
-        reason="FieldValueDuplicate",
     )
 
 

@@ -104,7 +104,6 @@ class DeepSeekTenantSpec(ApiModel):
             cel=None,
             holds=lambda spec: len(set(spec.namespaces)) == len(spec.namespaces),
             message="namespaces names a namespace twice",
-            reason="FieldValueDuplicate",
         ),
     )
 
