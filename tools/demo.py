@@ -105,9 +105,7 @@ def down() -> None:
             target.run("helm", "uninstall", "deepseek", "--namespace", SYSTEM_NAMESPACE,
                        "--ignore-not-found", "--wait")  # fmt: skip
             target.kubectl("delete", "namespace", SYSTEM_NAMESPACE, "--ignore-not-found")
-        say(
-            "the CRDs stay, with the objects of others: kubectl get crd -l app.kubernetes.io/name=deepseek-operator"
-        )
+        say("the CRDs stay, and with them the objects of others")
         return
     left = Cluster().down()
     if left:
