@@ -189,7 +189,7 @@ def _eager_microseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 @triton.jit
-def _sum_kernel(x_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr):  # noqa: N803
+def _sum_kernel(x_ptr, out_ptr, num_blocks, BLOCK: tl.constexpr):
     b_sum = tl.zeros([BLOCK], dtype=tl.int32)
     for i_block in tl.range(tl.program_id(0), num_blocks, tl.num_programs(0), num_stages=4):
         b_sum += tl.load(x_ptr + i_block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))

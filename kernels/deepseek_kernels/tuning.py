@@ -38,8 +38,8 @@ class Space:
     buckets: Sequence[Mapping[str, int]]
     """Limits in the order of the table; the last is empty."""
 
-    candidates: Sequence[Mapping[str, int]]
-    """At most a dozen: every one is compiled for every bucket."""
+    candidates: Callable[[Mapping[str, int]], Sequence[Mapping[str, int]]]
+    """Configurations to try in a bucket; at most a dozen, since every one is compiled."""
 
     workload: Callable[[Mapping[str, int]], tuple[Callable[[], object], int]]
     """Makes a call at the size of a bucket, and the bytes that it moves."""
@@ -49,13 +49,14 @@ def tune(space: Space) -> dict[str, Any]:
     """Return the table of the fastest candidate per bucket, as it is stored."""
     buckets = []
     for limits in space.buckets:
-        times = {
-            index: _microseconds(space, limits, config)
-            for index, config in enumerate(space.candidates)
-        }
-        best = min(times, key=lambda index: times[index])
-        sys.stdout.write(f"{space.op} {dict(limits)}: {times} -> {best}\n")
-        buckets.append({"limits": dict(limits), "config": dict(space.candidates[best])})
+        timed = [
+            (_microseconds(space, limits, config), dict(config))
+            for config in space.candidates(limits)
+        ]
+        microseconds, best = min(timed, key=lambda one: one[0])
+        listed = ", ".join(f"{list(config.values())} {time}" for time, config in timed)
+        sys.stdout.write(f"{space.op} {dict(limits)}: {best} {microseconds} us of {listed}\n")
+        buckets.append({"limits": dict(limits), "config": best})
     return {
         "gpu": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": triton.__version__},

@@ -17,19 +17,20 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
     return lambda: rms_norm(x, weight, residual=residual), cost(x, residual=True).bytes
 
 
+def _candidates(limits: Mapping[str, int]) -> list[dict[str, int]]:
+    """Give each thread 8 to 64 elements of one row, or of several short ones."""
+    columns = limits.get("columns", 32768)
+    return [
+        {"rows": rows, "num_warps": warps}
+        for rows in ((1, 2, 4, 8) if columns <= 1024 else (1,))
+        for warps in (1, 2, 4, 8, 16, 32)
+        if 8 <= rows * columns // (32 * warps) <= 64
+    ]
+
+
 SPACE = Space(
     op="norm",
-    buckets=(
-        {"columns": 256},
-        {"columns": 1024},
-        *({"columns": n} for n in (2048, 4096)),
-        {"columns": 8192},
-        {"columns": 16384},
-        {},
-    ),
-    candidates=tuple(
-        {"rows": rows, "num_warps": warps}
-        for rows, warps in ((8, 4), (4, 4), (2, 4), (1, 2), (1, 4), (1, 8), (1, 16), (1, 32))
-    ),
+    buckets=(*({"columns": n} for n in (256, 1024, 2048, 4096, 8192, 16384)), {}),
+    candidates=_candidates,
     workload=_workload,
 )

@@ -19,7 +19,7 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
 SPACE = Space(
     op="silu_mul",
     buckets=({"columns": 2048}, {"columns": 8192}, {}),
-    candidates=tuple(
+    candidates=lambda _: tuple(
         {"block": block, "num_warps": warps}
         for block, warps in (
             (512, 2),
