@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import addons, debian, images, network, places, processes, programs, store
+from cluster import addons, debian, images, network, places, processes, programs, storage, store
 from cluster.certificates import Authority, Pair
 from cluster.control_plane import ControlPlane, Network
 from cluster.errors import ClusterError
@@ -208,6 +208,7 @@ class Cluster:
                 self._start_node(node, switch)
         network.route_services(self.network, self.nodes[0])
         addons.start_dns(self)
+        storage.start_storage(self)
         with phase("all nodes are Ready"):
             self.control_plane.kubectl(
                 "wait", "--for=condition=Ready", "node", "--all", "--timeout=60s"
