@@ -66,9 +66,7 @@ class EngineConfig(Frozen):
                 "the checkpoint's precision"
             )
         if self.kv_cache not in ("auto", "bf16"):
-            raise ValueError(
-                f"kv_cache={self.kv_cache!r} is not served yet; use 'auto' or 'bf16'"
-            )
+            raise ValueError(f"kv_cache={self.kv_cache!r} is not served yet; use 'auto' or 'bf16'")
         return self
 
 
@@ -87,6 +85,8 @@ class ServerConfig(Frozen):
     """A connection is closed after the first answer that ends later than this."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """How long SIGTERM waits for running requests before they are aborted."""
+    stall_seconds: float = Field(default=60.0, gt=0)
+    """How long the engine may take for one step before /health/live says 503."""
     state_token_file: Path | None = None
     """File with the bearer token of GET /state; without it /state is not served."""
     api_key_file: Path | None = None
