@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MANIFESTS = places.SOURCE / "manifests"
 USER = 65532
+METRICS_PROGRAMS = ("prometheus", "prometheus-adapter")
 
 
 def ensure_images(*, metrics: bool) -> list[str]:
@@ -57,7 +58,7 @@ def wait_for_dns(cluster: "Cluster") -> None:
 
 def start_metrics(cluster: "Cluster") -> None:
     """Start Prometheus and prometheus-adapter, and wait until the external metrics API serves."""
-    programs.ensure(["prometheus", "prometheus-adapter"])
+    programs.ensure(METRICS_PROGRAMS)
     with store.locked():
         references = ensure_images(metrics=True)
     cluster.load(references)

@@ -111,10 +111,11 @@ class Cluster:
             raise ClusterError("the cluster's nodes need root: namespaces, mounts and cgroups")
         with self._locked():
             was_up = self.is_up
+            # Before the nodes: what is in the store when they start costs them nothing.
+            own = images.ensure() if with_images else {}
             if not was_up:
-                self._start()
-            if with_images:
-                self.load(images.ensure().values())
+                self._start(metrics=metrics)
+            self.load(own.values())
             if metrics:
                 addons.start_metrics(self)
         return was_up
@@ -183,13 +184,15 @@ class Cluster:
             (folder / name).symlink_to(program)
         return folder
 
-    def _start(self) -> None:
+    def _start(self, *, metrics: bool) -> None:
         say(f"starting cluster {self.name!r}; state and logs are in {self.state}")
         debian.ensure(debian.CONTROL_PLANE, debian.NODES)
         programs.ensure(
             ["pause", "etcd", "kube-apiserver", "kubectl", *COMPONENTS,
              "kubelet", "kube-proxy", "coredns", "helm"]
         )  # fmt: skip
+        if metrics:
+            programs.ensure(addons.METRICS_PROGRAMS)
         # What an earlier start left half-way is in the way of a new one.
         if self.state.exists():
             processes.stop(
@@ -198,7 +201,7 @@ class Cluster:
             shutil.rmtree(self.state)
         self._fix()
         with phase("gave the nodes their images"), store.locked():
-            addons.ensure_images(metrics=False)
+            addons.ensure_images(metrics=metrics)
         with phase("connected the network"):
             switch = network.start_switch(self.state, self.network)
         with phase("started the control plane"):

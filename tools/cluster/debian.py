@@ -26,7 +26,11 @@ SERVICES = {"containerd"}
 """Packages that bring a service of the same name."""
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Debian asks this program whether a package may start its service."""
-IMAGES: Mapping[str, str] = {"buildah": "buildah", "debootstrap": "debootstrap"}
+IMAGES: Mapping[str, str] = {
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "skopeo": "skopeo",
+}
 
 
 def missing(needed: Mapping[str, str]) -> list[str]:

@@ -30,6 +30,9 @@ ln -s /usr/bin/python3 /usr/local/bin/python
 """
 """Makes of a minimal Debian what `python:3.12-slim` offers: python and pip, free to install."""
 
+_PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
+"""What builds mount goes with the build, however that ends."""
+
 
 @dataclass(frozen=True)
 class Image:
@@ -94,6 +97,7 @@ def ensure() -> dict[str, str]:
         present = store.layout().references()
         missing = [image for image in IMAGES if wanted[image.name] not in present]
         if not missing:
+            _drop_stale(wanted.values())
             return wanted
         if os.geteuid() != 0:
             raise ClusterError("building images needs root: overlay mounts and chroot")
@@ -113,7 +117,9 @@ def ensure() -> dict[str, str]:
 
 
 def _drop_stale(keep: Iterable[str]) -> None:
-    """Remove the project's images of earlier trees."""
+    """Remove the project's images of earlier trees, unless nodes may be running them."""
+    if any(places.clusters().glob("*/fixed.json")):
+        return
     stale = {
         name
         for name in store.layout().references()
@@ -138,11 +144,13 @@ def _build(image: Image, reference: str) -> None:
 
 
 def _export(reference: str) -> None:
+    """Write an image into the layout; layers that are there already are not even read."""
     layout = store.layout()
     layout.folder.mkdir(parents=True, exist_ok=True)
-    _buildah(
-        "push", "--disable-compression", "--format", "oci", reference,
-        f"oci:{layout.folder}:{reference}",
+    storage = f"[overlay@{_storage() / 'root'}+{_storage() / 'run'}]"
+    _run(
+        *_PRIVATE_MOUNTS, "skopeo", "copy", "--dest-oci-accept-uncompressed-layers",
+        f"containers-storage:{storage}{reference}", f"oci:{layout.folder}:{reference}",
     )  # fmt: skip
 
 
@@ -239,14 +247,18 @@ def _buildah_has(reference: str) -> bool:
 
 
 def _buildah(*words: str) -> str:
-    """Run buildah on storage of our own, in mounts of its own so that none can be left."""
-    storage = places.images() / "buildah"
+    storage = _storage()
     storage.mkdir(parents=True, exist_ok=True)
     return _run(
-        "unshare", "--mount", "--propagation", "private",
+        *_PRIVATE_MOUNTS,
         "buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run"),
         "--storage-driver", "overlay", *words,
     )  # fmt: skip
+
+
+def _storage() -> Path:
+    """Storage of our own, so that images that this machine's user has made stay untouched."""
+    return places.images() / "buildah"
 
 
 def _run(*words: str) -> str:

@@ -180,8 +180,10 @@ class Node:
         for words in (
             ("hostname", self.name),
             ("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"),
-            ("mkdir", "-p", _PROGRAMS),
+            ("mkdir", "-p", _PROGRAMS, store.SEEN_BY_NODES),
             ("mount", "--bind", binaries, _PROGRAMS),
+            ("mount", "--bind", store.folder(), store.SEEN_BY_NODES),
+            ("mount", "-o", "remount,bind,ro", store.SEEN_BY_NODES),
             ("mount", "--bind", self.folder / "log", "/var/log"),
             ("mount", "--bind", self.folder / "lib", "/var/lib"),
             # Kubelet and CSI expect mounts under /var/lib to spread between containers.

@@ -1,13 +1,14 @@
 """The image store: a containerd folder with every image unpacked once, which all nodes share.
 
-A node's containerd starts from a copy of this folder that consists of hard links, so that
-gigabytes of layers cost a node neither time nor disk. That is safe because containerd never
-changes a layer or a blob in place; what it does change, its databases, is really copied.
+A node's containerd starts from a copy of this folder in which only the databases are copies:
+each layer is a symbolic link into the store, which nodes see read-only, and each blob a hard
+link. So gigabytes of layers cost a node neither time nor disk, and what is new on a node stays
+its own. While a cluster is up, nothing is removed from the store.
 """
 
 import fcntl
+import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterator
@@ -20,6 +21,10 @@ from cluster.oci import Containerd, Layout, link
 
 START_SECONDS = 20.0
 NAMESPACE = "k8s.io"
+SEEN_BY_NODES = Path("/run/cluster/store")
+"""Where a node must have the store's folder mounted."""
+_BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
+_SNAPSHOTS = Path("io.containerd.snapshotter.v1.overlayfs/snapshots")
 
 
 def layout() -> Layout:
@@ -60,23 +65,28 @@ def remove(references: Collection[str]) -> None:
 
 
 def copy_to(target: Path) -> None:
-    """Make a node's containerd folder; the caller holds `locked`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        ["cp", "--archive", "--link", folder(), target], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise ClusterError(f"copying the image store failed: {done.stderr.strip()[-500:]}")
-    for plugin in target.iterdir():
+    """Make a node's containerd folder; the caller holds `locked`.
+
+    Args:
+        target: the new folder; the node must see the store at `SEEN_BY_NODES`.
+    """
+    target.mkdir(parents=True)
+    for plugin in folder().iterdir():
+        own = target / plugin.name
+        own.mkdir(mode=0o700)
         for database in plugin.glob("*.db"):
-            part = database.with_suffix(".part")
-            shutil.copy2(database, part)
-            part.rename(database)
+            shutil.copy2(database, own)
+    for blob in (folder() / _BLOBS).iterdir():
+        (target / _BLOBS).mkdir(parents=True, exist_ok=True)
+        os.link(blob, target / _BLOBS / blob.name)
+    (target / _SNAPSHOTS).mkdir(mode=0o700)
+    for snapshot in (folder() / _SNAPSHOTS).iterdir():
+        (target / _SNAPSHOTS / snapshot.name).symlink_to(SEEN_BY_NODES / _SNAPSHOTS / snapshot.name)
 
 
 def _share_blobs() -> None:
     """Keep one copy of each layer: the layout's file becomes another name of the store's."""
-    blobs = folder() / "io.containerd.content.v1.content" / "blobs" / "sha256"
+    blobs = folder() / _BLOBS
     for file in (layout().folder / "blobs" / "sha256").iterdir():
         stored = blobs / file.name
         if stored.exists() and not stored.samefile(file):
