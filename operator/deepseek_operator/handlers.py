@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
+from kopf._core.engines.peering import Identity
 from kubernetes.aio.client.rest import RESTClientObject
 
 from deepseek_operator.api import LIST_CHUNK, Recorder, load_credentials, trace
@@ -116,7 +117,8 @@ def configured(settings: kopf.OperatorSettings, installation: Settings) -> None:
     settings.watching.chunk_size = LIST_CHUNK
     settings.watching.server_timeout = installation.watch_seconds
     settings.watching.client_timeout = installation.watch_seconds + 30
-    settings.watching.inactivity_timeout = SILENT_WATCH_SECONDS
+    # A server that keeps its promise ends the watch before this.
+    settings.watching.inactivity_timeout = min(SILENT_WATCH_SECONDS, installation.watch_seconds + 3)
     for kind in WATCHED_KINDS:
         if kind != DEEPSEEK_DEPLOYMENT:
             key = (kind.group, kind.version, kind.plural)
@@ -182,6 +184,8 @@ class Watcher:
             clusterwide=self._settings.is_cluster_wide,
             namespaces=self._settings.watch_namespaces,
             standalone=True,
+            # Left out, kopf asks for the user's name, which an arbitrary user id has not got.
+            identity=Identity(self._settings.holder),
             stop_flag=self._stop,
             ready_flag=ready,
         )
