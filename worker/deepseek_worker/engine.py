@@ -30,7 +30,8 @@ from deepseek_worker.recovery import Failed, compute_what_fits
 from deepseek_worker.runner import Runner, StepResult
 from deepseek_worker.scheduler import Scheduled, Scheduler
 from deepseek_worker.sequence import Output, Request, SamplingParams, Sequence, TokenLogprobs
-from deepseek_worker.weights.checkpoint import find_model, open_checkpoint
+from deepseek_worker.weights.checkpoint import open_checkpoint
+from deepseek_worker.weights.files import find_model
 from deepseek_worker.weights.loading import ReportProgress, fill_with_random, load
 from deepseek_worker.weights.safetensors import read_config
 
@@ -185,11 +186,7 @@ class Engine:
         if sequence is None:
             return []
         self.scheduler.remove(sequence)
-        return [
-            Output(
-                request_id, finish_reason="abort", cached_tokens=sequence.num_cached_tokens
-            )
-        ]
+        return [Output(request_id, finish_reason="abort", cached_tokens=sequence.num_cached_tokens)]
 
     def has_work(self) -> bool:
         """Whether `step` would compute anything."""
