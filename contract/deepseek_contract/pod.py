@@ -5,7 +5,6 @@ that the operator's own apply of the Deployment cannot fail on it.
 """
 
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -18,6 +17,7 @@ from deepseek_contract.text import (
     SUBDOMAIN,
     DataKey,
     ImageName,
+    LabelName,
     LabelValue,
     ObjectName,
     QualifiedName,
@@ -26,6 +26,7 @@ from deepseek_contract.text import (
 
 # Amounts of these are set by `spec.gpu`; written here they would bypass it.
 GPU_RESOURCES = "nvidia.com/"
+NATIVE_RESOURCES = "kubernetes.io/"
 # These would show a pod devices that it was not given.
 HIDDEN_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 # Flags of `deepseek-worker serve` that no field of the object sets.
@@ -44,10 +45,8 @@ TUNING_FLAGS = (
     "--stall-seconds",
 )
 
-_RESOURCE_NAME = (
-    r"cpu|memory|ephemeral-storage|hugepages-[1-9][0-9]*[KMG]i"
-    rf"|{SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
-)
+_REQUESTED = "cpu|memory|ephemeral-storage"
+_DEVICE = rf"{SUBDOMAIN}/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
 
 
 def keys_match(field: str, pattern: str, message: str) -> Rule:
@@ -69,12 +68,6 @@ def keys_match(field: str, pattern: str, message: str) -> Rule:
         holds=hold,
         message=message,
         field_path=f".{alias}",
-    )
-
-
-def _names_no_gpu(field: str) -> Callable[[Any], bool]:
-    return lambda resources: (
-        not any(key.startswith(GPU_RESOURCES) for key in getattr(resources, field) or {})
     )
 
 
@@ -170,29 +163,45 @@ class Resources(ApiModel):
     """What the worker's container asks for and may use, besides GPUs."""
 
     limits: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
-    """The most that the container may use."""
+    """The most that the container may use: of cpu, memory and ephemeral-storage, and a number of
+    devices of other kinds than GPUs, such as `rdma/hca`."""
     requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
-    """What the scheduler sets aside for it."""
+    """What the scheduler sets aside: of cpu, memory and ephemeral-storage."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        *(
-            keys_match(
-                field,
-                _RESOURCE_NAME,
-                f"{field} may name cpu, memory, ephemeral-storage, hugepages-SIZE and resources"
-                " with a domain, such as rdma/hca",
-            )
-            for field in ("limits", "requests")
+        keys_match(
+            "limits",
+            f"{_REQUESTED}|{_DEVICE}",
+            "limits may name cpu, memory, ephemeral-storage and devices such as rdma/hca",
         ),
-        *(
-            Rule(
-                cel=f"!has(self.{field}) || !self.{field}.exists(k, k.startsWith('nvidia.com/'))",
-                holds=_names_no_gpu(field),
-                message=f"{field} may not name GPUs (nvidia.com/…): spec.gpu asks for them",
-                field_path=f".{field}",
-                reason="FieldValueForbidden",
-            )
-            for field in ("limits", "requests")
+        keys_match(
+            "requests",
+            _REQUESTED,
+            "requests may name cpu, memory and ephemeral-storage; devices are in limits",
+        ),
+        Rule(
+            cel="!has(self.limits) || !self.limits.exists(k,"
+            " k.startsWith('nvidia.com/') || k.contains('kubernetes.io/'))",
+            holds=lambda resources: (
+                not any(
+                    key.startswith(GPU_RESOURCES) or NATIVE_RESOURCES in key
+                    for key in resources.limits or {}
+                )
+            ),
+            message="limits may not name GPUs (nvidia.com/…), which spec.gpu asks for, nor"
+            " kubernetes.io/…",
+            field_path=".limits",
+            reason="FieldValueForbidden",
+        ),
+        Rule(
+            cel="!has(self.limits) || self.limits.all(k, !k.contains('/')"
+            " || string(self.limits[k]).matches(r'^[1-9][0-9]*$'))",
+            holds=lambda resources: all(
+                "/" not in name or re.fullmatch("[1-9][0-9]*", str(quantity))
+                for name, quantity in (resources.limits or {}).items()
+            ),
+            message="devices are whole: their number may not have a unit or a fraction",
+            field_path=".limits",
         ),
         Rule(
             cel="!has(self.limits) || !has(self.requests) || self.requests.all(k,"
@@ -361,7 +370,7 @@ class PodAffinityTerm(ApiModel):
     """The node label whose value says what is near, such as `kubernetes.io/hostname`."""
     label_selector: LabelSelector | None = None
     """Which pods."""
-    namespaces: Annotated[list[ObjectName], Field(max_length=16)] | None = None
+    namespaces: Annotated[list[LabelName], Field(max_length=16)] | None = None
     """Where they are; absent, in the object's namespace."""
     namespace_selector: LabelSelector | None = None
     """Where they are, by labels of namespaces."""

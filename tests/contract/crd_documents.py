@@ -29,8 +29,8 @@ POOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nodeSelector": (LABELS, ("not a label", "-")),
     "matchLabels": (LABELS, ("not a label", "-")),
     "annotations": (LABELS, ("not a label", "-")),
-    "limits": (("cpu", "memory", "rdma/hca"), ("memroy", "nvidia.com/gpu")),
-    "requests": (("cpu", "memory", "rdma/hca"), ("memroy", "nvidia.com/gpu")),
+    "limits": (("cpu", "memory", "rdma/hca"), ("memroy", "nvidia.com/gpu", "a.kubernetes.io/b")),
+    "requests": (("cpu", "memory", "ephemeral-storage"), ("memroy", "rdma/hca", "nvidia.com/gpu")),
 }
 QUANTITIES = ("1", "500m", "1.5Gi", "2Gi", "0.001k", "999999999M")
 NO_QUANTITIES = ("banana", "", "10 GiB", "1e3", "-1Gi", ".5", "1Ki1", "0", "1.5.1", "9999999999Ti")
@@ -125,8 +125,9 @@ def _map_variations(schema: Schema, name: str) -> Iterator[Any]:
     for key in (*right, *wrong):
         yield {key: value}
     yield {f"a{number}": value for number in range(schema["maxProperties"] + 1)}
-    for varied in variations(schema["additionalProperties"], f"{name}.*"):
-        yield {right[0]: varied}
+    for key in right:
+        for varied in variations(schema["additionalProperties"], f"{name}.*"):
+            yield {key: varied}
 
 
 def drawn(draw: st.DrawFn, schema: Schema, name: str, rare: frozenset[str]) -> Any:

@@ -19,7 +19,8 @@ from deepseek_contract.deployment import NOT_YET, DeepSeekDeployment
 from deepseek_contract.schema import ApiModel
 from deepseek_contract.tenant import DeepSeekTenant
 
-pytestmark = pytest.mark.control_plane
+# Some thousand documents, each asked of a server that shares the machine.
+pytestmark = [pytest.mark.control_plane, pytest.mark.timeout(600)]
 
 
 def without_refusals(model: type[ApiModel], *messages: str) -> type[ApiModel]:

@@ -79,7 +79,7 @@ ACCEPTED = {
     "binary gigabytes": memory("1.5Gi"),
     "millicores": pod(resources={"requests": {"cpu": "250m"}, "limits": {"cpu": "0.5"}}),
     "a request without limit": pod(resources={"requests": {"cpu": 2}}),
-    "another device": pod(resources={"limits": {"rdma/hca": 1, "hugepages-2Mi": "64Mi"}}),
+    "another device": pod(resources={"limits": {"rdma/hca": 1, "a.example/b": "2"}}),
     "an environment variable": pod(env=[{"name": "TZ", "value": "UTC"}, {"name": "EMPTY"}]),
     "a variable from a Secret": pod(
         env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
@@ -235,11 +235,16 @@ REFUSED = {
     ),
     "a GPU among the resources": (
         pod(resources={"limits": {"nvidia.com/gpu": 1}}),
-        "spec.gpu asks for them",
+        "which spec.gpu asks for",
+    ),
+    "half a device": (pod(resources={"limits": {"rdma/hca": "500m"}}), "devices are whole"),
+    "a device that is only requested": (
+        pod(resources={"requests": {"rdma/hca": 1}}),
+        "devices are in limits",
     ),
     "a MIG slice among the resources": (
-        pod(resources={"requests": {"nvidia.com/mig-9g.99gb": 1}}),
-        "spec.gpu asks for them",
+        pod(resources={"limits": {"nvidia.com/mig-9g.99gb": 1}}),
+        "which spec.gpu asks for",
     ),
     "a variable twice": (pod(env=[{"name": "A"}, {"name": "A", "value": "b"}]), None),
     "a variable with two values": (
