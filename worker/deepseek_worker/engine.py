@@ -10,8 +10,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
 import torch
-from deepseek_contract.sizing import KvFormat, WeightFormat
 
+from deepseek_contract.sizing import KvFormat, WeightFormat
 from deepseek_worker.config import EngineConfig
 from deepseek_worker.errors import (
     DeviceUnavailable,
@@ -214,8 +214,10 @@ class Engine:
             waiting_pages=scheduler.num_waiting_pages,
             page_tokens=scheduler.page_tokens,
             predicted_bytes=self.memory.predicted_bytes,
-            measured_bytes=self.measured_bytes
-            | {"workspace": self.measured_bytes["workspace"] + self.runner.workspace_bytes},
+            measured_bytes={
+                **self.measured_bytes,
+                "workspace": self.measured_bytes["workspace"] + self.runner.workspace_bytes,
+            },
             page_bytes=self.memory.page_bytes,
             limit_bytes=self.memory.limit_bytes,
             num_steps=counters.steps,

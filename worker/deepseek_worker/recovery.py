@@ -48,7 +48,7 @@ def compute_what_fits(
     """
     try:
         return compute(entries)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it ends at most its own request
+    except Exception as error:
         is_exhausted = is_out_of_memory(error)
         log.warning("forward pass of %d sequences failed: %s", len(entries), error)
         failure = _failure(error, is_exhausted)

@@ -63,7 +63,12 @@ def token_logprobs(
     return [
         TokenLogprobs(token_id, logprob, rank, tuple(zip(top_ids, top_values, strict=True)))
         for token_id, logprob, rank, top_ids, top_values in zip(
-            token_ids, given[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), strict=True
+            token_ids,
+            given[:, 0].tolist(),
+            ranks.tolist(),
+            ids.tolist(),
+            values.tolist(),
+            strict=True,
         )
     ]
 
@@ -114,14 +119,14 @@ def _adjust(logits: Tensor, sequences: Many[Sequence]) -> Tensor:
             seen = _ids(set(sequence.tokens), row)
             values = row[seen]
             row[seen] = torch.where(
-                values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+                values > 0,
+                values / sampling.repetition_penalty,
+                values * sampling.repetition_penalty,
             )
         if sampling.presence_penalty or sampling.frequency_penalty:
             counts = Counter(sequence.tokens[sequence.num_prompt_tokens :])
             times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
-            row[_ids(counts, row)] -= (
-                times * sampling.frequency_penalty + sampling.presence_penalty
-            )
+            row[_ids(counts, row)] -= times * sampling.frequency_penalty + sampling.presence_penalty
         if sampling.logit_bias:
             biases = dict(sampling.logit_bias)
             row[_ids(biases, row)] += torch.tensor(
@@ -138,7 +143,8 @@ def _ids(token_ids: Iterable[int], row: Tensor) -> Tensor:
 
 def _choose(logits: Tensor, sequences: Many[Sequence], default_seed: int) -> list[int]:
     chosen: list[int] = logits.argmax(dim=-1).tolist()
-    whole, truncated = [], []
+    whole: list[int] = []
+    truncated: list[int] = []
     for row, sequence in enumerate(sequences):
         sampling = sequence.request.sampling
         if sampling.temperature > 0:

@@ -77,7 +77,7 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids that no token has, such as padding of the vocabulary, are empty."""
+        """Text of token ids; ids that no token has, such as padded rows, are empty."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -331,4 +331,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)  # noqa: DTZ005 - templates mean local time
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,1 @@
+"""The parts a decoder is made of, each with its torch form."""

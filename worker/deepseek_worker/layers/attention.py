@@ -105,7 +105,7 @@ class TorchAttention:
         """
         head_dim, kv_heads = self._pool.head_dim, self._pool.kv_heads
         num_rotated = self._num_heads + kv_heads
-        heads = qkv[:, : num_rotated * head_dim].unflatten(1, (num_rotated, head_dim))
+        heads = qkv[:, : num_rotated * head_dim].view(-1, num_rotated, head_dim)
         heads.copy_(rotate(heads, cosine, signed_sine))
         keys_values = qkv[:, self._num_heads * head_dim :].to(self._pool.data.dtype)
         self._pool.rows.index_copy_(0, plan.write_rows[layer], keys_values)
@@ -125,7 +125,7 @@ class TorchAttention:
         keys, values = self._gather(layer, group)
         queries = qkv[group.rows, : self._num_heads * head_dim]
         attended = scaled_dot_product_attention(
-            queries.unflatten(1, (kv_heads, self._num_heads // kv_heads, head_dim)),
+            queries.view(-1, kv_heads, self._num_heads // kv_heads, head_dim),
             keys,
             values,
             attn_mask=group.mask,
@@ -134,7 +134,7 @@ class TorchAttention:
 
     def _attend_chunk(self, layer: int, qkv: Tensor, group: Group) -> Tensor:
         head_dim, kv_heads = self._pool.head_dim, self._pool.kv_heads
-        heads = qkv[group.rows].unflatten(1, (self._num_heads + 2 * kv_heads, head_dim))
+        heads = qkv[group.rows].view(-1, self._num_heads + 2 * kv_heads, head_dim)
         heads = heads.transpose(0, 1)[None]
         queries = heads[:, : self._num_heads]
         if group.context:

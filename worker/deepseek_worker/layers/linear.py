@@ -16,9 +16,7 @@ def packs_on(device: torch.device, dtype: torch.dtype) -> bool:
     0.27 against 0.71 with eight.
     """
     return (
-        device.type == "cpu"
-        and dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
+        device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and torch._C._has_mkldnn
     )
 
 

@@ -95,7 +95,8 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
     ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
     extrapolated = 1 - ramp.clamp(0, 1)
     frequencies = rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    return (1 - extrapolated) / (parameters["factor"] * frequencies) + extrapolated / frequencies
+    factor = float(parameters["factor"])
+    return (1 - extrapolated) / (factor * frequencies) + extrapolated / frequencies
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any]) -> float:

@@ -18,7 +18,6 @@ from deepseek_contract.sizing import (
     weight_bytes,
     workspace_bytes,
 )
-
 from deepseek_worker.errors import ModelTooLarge
 from deepseek_worker.models.config import ModelConfig
 
@@ -95,8 +94,8 @@ def plan_memory(shape: ModelShape, request: MemoryRequest) -> MemoryPlan:
         page_bytes=page_bytes,
     )
     num_wanted = _wanted_pages(request, page_bytes, prediction.num_pages)
-    if num_wanted == 0 or num_wanted > prediction.num_pages:
-        needed = {**prediction.bytes_by_kind, "kv_cache": max(1, num_wanted) * page_bytes}
+    needed = {**prediction.bytes_by_kind, "kv_cache": max(1, num_wanted) * page_bytes}
+    if not 0 < num_wanted <= prediction.num_pages:
         kinds = ", ".join(f"{kind} {_mib(size)}" for kind, size in needed.items())
         raise ModelTooLarge(
             f"the model needs {_mib(sum(needed.values()))} ({kinds}), and this worker may use "
@@ -107,7 +106,7 @@ def plan_memory(shape: ModelShape, request: MemoryRequest) -> MemoryPlan:
         num_pages=num_wanted,
         page_bytes=page_bytes,
         limit_bytes=request.limit_bytes,
-        predicted_bytes={**prediction.bytes_by_kind, "kv_cache": num_wanted * page_bytes},
+        predicted_bytes={str(kind): size for kind, size in needed.items()},
     )
 
 

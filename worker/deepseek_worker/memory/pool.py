@@ -34,9 +34,7 @@ class KvPool:
         )
         self.rows = self.data.view(-1, 2 * config.num_kv_heads * config.head_dim)
         """`[pages * layers * page_tokens, key and value]`, one row for each token and layer."""
-        self.layer_pages = self.data.view(
-            -1, page_tokens, 2, config.num_kv_heads, config.head_dim
-        )
+        self.layer_pages = self.data.view(-1, page_tokens, 2, config.num_kv_heads, config.head_dim)
         """`[pages * layers, page_tokens, 2, kv_heads, head_dim]`."""
 
     def clear(self, pages: list[int]) -> None:

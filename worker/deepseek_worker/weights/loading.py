@@ -56,9 +56,7 @@ def _compare(decoder: Decoder, checkpoint: Checkpoint) -> None:
     missing = [name for name in expected if name not in present]
     if missing:
         raise BrokenCheckpoint(f"the checkpoint lacks {_some(missing)}; download the model again")
-    unused = [
-        name for name in present if name not in expected and not _is_ignored(name, decoder)
-    ]
+    unused = [name for name in present if name not in expected and not _is_ignored(name, decoder)]
     if unused:
         raise BrokenCheckpoint(
             f"the checkpoint has {_some(unused)}, which the architecture "

@@ -42,7 +42,7 @@ class SafetensorsCheckpoint:
         missing = [name for name in names if not (self._folder / name).is_file()]
         if missing:
             raise BrokenCheckpoint(
-                f"{self._folder} lacks {', '.join(missing)} (no such file); download the model again"
+                f"{self._folder} lacks the files {', '.join(missing)}; download the model again"
             )
         return names
 
@@ -56,7 +56,7 @@ class SafetensorsCheckpoint:
     def _open(self, file_name: str) -> None:
         path = self._folder / file_name
         try:
-            file = safe_open(path, framework="pt", device="cpu")
+            file: Any = safe_open(path, framework="pt", device="cpu")
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise BrokenCheckpoint(
