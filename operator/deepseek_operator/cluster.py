@@ -13,6 +13,7 @@ import hashlib
 import logging
 import secrets
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -63,17 +64,25 @@ class Name(NamedTuple):
 
 
 class Cluster:
-    """The operator's picture of the cluster, and its hands in it. Used from one event loop."""
+    """The operator's picture of the cluster, and its hands in it. Used from one event loop.
 
-    def __init__(self, api: Api, settings: Settings) -> None:
+    Args:
+        wake: Called with each object that the answer to a write brings news for. The watch will
+            tell nothing new then, since it comes later.
+    """
+
+    def __init__(self, api: Api, settings: Settings, wake: Callable[[Name], None]) -> None:
         self._api = api
         self._settings = settings
+        self._wake = wake
         self._objects: dict[Reference, Manifest] = {}
         self._by_owner: defaultdict[Name, set[Reference]] = defaultdict(set)
         self._by_model: defaultdict[Name, set[Reference]] = defaultdict(set)
         self._users_of_model: defaultdict[Name, set[Name]] = defaultdict(set)
         self._tolerated: dict[Reference, tuple[str, ...]] = {}
-        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._deleted: OrderedDict[str, Manifest] = OrderedDict()
+        """By uid, what was last said of objects that went away: an answer to an own write may
+        come after that, and must not bring them back."""
 
     @property
     def names(self) -> list[Name]:
@@ -101,14 +110,17 @@ class Cluster:
         uid = manifest["metadata"]["uid"]
         old = self._objects.get(key)
         if event_type == "DELETED":
-            self._deleted[uid] = None
+            # Also said of an object that lost the label it is watched by, and lives on.
+            self._deleted[uid] = {"metadata": _version(manifest)}
             while len(self._deleted) > REMEMBERED_DELETIONS:
                 self._deleted.popitem(last=False)
             if old is None or old["metadata"]["uid"] != uid:
                 return set()
             return self._remove(key)
-        if uid in self._deleted or (old is not None and not _is_newer(manifest, old)):
+        last = self._deleted.get(uid, old)
+        if last is not None and not _is_newer(manifest, last):
             return set()
+        self._deleted.pop(uid, None)
         new = view(manifest)
         concerned = self._concerned(key) | self._store(key, new)
         return concerned if matters(old, new) else set()
@@ -294,7 +306,8 @@ class Cluster:
             answer = await self._api.patch(DEEPSEEK_DEPLOYMENT, *name, changes, "status")
         except NotFoundError:
             return
-        self.notice("MODIFIED", answer)
+        # The answer may hold a change of the spec that no event has told yet.
+        self._learn(answer)
 
     async def post(self, name: Name, notes: list[Note]) -> None:
         """Post Kubernetes events. They are for people: one that is refused is only logged."""
@@ -313,7 +326,7 @@ class Cluster:
             if found is not None and not self._is_ours(name, manifest, found):
                 return Refusal(key, _taken(key), is_taken=True)
         answer = await self._api.apply(kind, manifest)
-        self.notice("MODIFIED", answer)
+        self._learn(answer, writer=name)
         left = deviations(manifest, view(answer))
         if left:
             logger.warning(
@@ -334,13 +347,23 @@ class Cluster:
         answer = await self._api.create(kind, manifest)
         if answer is None:
             # Somebody was faster: another operator, or a person.
+            if kind != SECRET:
+                return None
             answer = await self._api.get(kind, key.namespace, key.name)
             if answer is None:
                 raise ClusterBusyError(f"{key.kind} {key.name} comes and goes")
             if not self._is_ours(name, manifest, answer):
                 return Refusal(key, _taken(key), is_taken=True)
-        self.notice("ADDED", answer)
+            if TOKEN_KEY not in (answer.get("data") or {}):
+                data = {"data": manifest["data"]}
+                answer = await self._api.patch(kind, key.namespace, key.name, data)
+        self._learn(answer, writer=name)
         return None
+
+    def _learn(self, answer: Manifest, writer: Name | None = None) -> None:
+        """Take in the answer to a write; the writer itself looks again anyway."""
+        for name in self.notice("MODIFIED", answer) - {writer}:
+            self._wake(name)
 
     def _is_ours(self, name: Name, manifest: Manifest, found: Manifest) -> bool:
         """Whether a live object of the right name is the child, and not somebody's own."""
@@ -357,6 +380,10 @@ def _taken(key: Reference) -> str:
         f"{key.kind} {key.name} exists and does not belong to this object. Delete it, or give"
         " the DeepSeekDeployment another name."
     )
+
+
+def _version(manifest: Manifest) -> Manifest:
+    return {"resourceVersion": manifest["metadata"]["resourceVersion"]}
 
 
 def _is_newer(manifest: Manifest, old: Manifest) -> bool:

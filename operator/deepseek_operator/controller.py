@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepseek_contract.deployment import DeepSeekDeploymentSpec
+from deepseek_operator.api import Api
 from deepseek_operator.cluster import Cluster, Name
 from deepseek_operator.errors import ApiError
 from deepseek_operator.health import Health
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED_AGAIN_SECONDS = 15.0
 """What the API server refuses may be allowed a little later: a namespace that is going, a quota."""
+MOST_STEPS = 4
+"""Plans in a row: what one step makes, such as a volume, the next one may need."""
 MESSAGES_EVERY_SECONDS = 60.0
 """How often the status is written when only the words of its messages changed."""
 
@@ -33,11 +36,11 @@ MESSAGES_EVERY_SECONDS = 60.0
 class Controller:
     """Keeps every DeepSeekDeployment as it should be, from whatever event."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, health: Health) -> None:
-        self.cluster = cluster
+    def __init__(self, api: Api, settings: Settings, health: Health) -> None:
         self.queue: WorkQueue[Name] = WorkQueue(
             self.reconcile, concurrency=settings.max_concurrent_reconciles
         )
+        self.cluster = Cluster(api, settings, wake=self.queue.add)
         self._settings = settings
         self._health = health
         self._metrics = health.metrics
@@ -92,14 +95,17 @@ class Controller:
         observed = await self.cluster.observe(name, spec)
         if observed is None:
             return None
-        todo = plan(spec, observed, self._settings, now)
         refusals: list[Refusal] = []
-        if not todo.is_empty:
+        for _ in range(MOST_STEPS):
+            todo = plan(spec, observed, self._settings, now)
+            if todo.is_empty or refusals:
+                break
             logger.info("%s/%s: %s", *name, "; ".join(todo.reasons))
             refusals = await self.cluster.carry_out(name, todo)
-            observed = self.cluster.glance(name, spec, observed)
-            if observed is None:
+            later = self.cluster.glance(name, spec, observed)
+            if later is None:
                 return None
+            observed = later
         status = status_of(spec, observed, todo.model, refusals, now)
         wishes = [
             todo.requeue_after_seconds,

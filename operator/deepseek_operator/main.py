@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepseek_operator.api import Api, Attributes, Recorder
-from deepseek_operator.cluster import Cluster
 from deepseek_operator.controller import Controller
 from deepseek_operator.errors import ApiError, SettingsError
 from deepseek_operator.handlers import Watcher
@@ -96,7 +95,7 @@ async def operate(settings: Settings, health: Health, stop: asyncio.Event) -> in
 
 async def _work(api: Api, settings: Settings, health: Health, record: Recorder) -> None:
     """Watch and reconcile until cancelled."""
-    controller = Controller(Cluster(api, settings), settings, health)
+    controller = Controller(api, settings, health)
     await _first_listing(controller)
     look_again = asyncio.Event()
     watcher = Watcher(controller.notice, look_again.set, settings, record)

@@ -1,8 +1,64 @@
 """Shared by the operator's tests: builders on the import path, and one control plane a session."""
 
+import itertools
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(REPOSITORY / "tools"))
+
+from real import Operator, Server, connect, eventually  # noqa: E402
+
+import crds  # noqa: E402
+from cluster import ControlPlane  # noqa: E402
+
+_numbers = itertools.count(1)
+
+Start = Callable[..., Operator]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """etcd, API server and controller manager, with the CRDs installed."""
+    with ControlPlane("operator-tests", components=("kube-controller-manager",)) as plane:
+        found = connect(plane)
+        for resource in crds.ALL:
+            found.apply(crds.custom_resource_definition(resource))
+        path = "/apis/deepseek.dev/v1alpha1/deepseekdeployments"
+        eventually(lambda: found.ask("GET", path).status_code == 200)
+        yield found
+        found.client.close()
+
+
+@pytest.fixture
+def namespace(server: Server) -> str:
+    """A namespace of this test alone."""
+    name = f"team-{next(_numbers)}"
+    server.namespace(name, {"pod-security.kubernetes.io/enforce": "restricted"})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    eventually(lambda: server.ask("GET", account).status_code == 200)
+    return name
+
+
+@pytest.fixture
+def start(server: Server, namespace: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts operators for the test's namespace, and ends them afterwards."""
+    started: list[Operator] = []
+
+    def starter(identity: str = "first", address: str = "", **settings: str) -> Operator:
+        operator = Operator(server, namespace, tmp_path, identity, address, settings)
+        if not started:
+            operator.install()
+        operator.start()
+        started.append(operator)
+        return operator
+
+    yield starter
+    for operator in started:
+        if operator.process is not None and operator.process.poll() is None:
+            operator.stop(signal.SIGKILL)
