@@ -379,7 +379,7 @@ class Api:
             "x-request-id": choices[0].request.request_id.rpartition("-")[0],
             "x-deepseek-model": worker.model_id,
         }
-        record = Record(request.url.path, headers["x-request-id"], generation, started_at, worker)
+        record = Record(request.scope["path"], headers["x-request-id"], generation, started_at, worker)
         if asked.stream:
             return EventStream(generation, renderer, record, headers)
         return await _whole_answer(request, generation, renderer, record, headers)
@@ -399,10 +399,10 @@ class Api:
         elif isinstance(error, BodyTooLarge):
             # The rest of the body is not read.
             headers["connection"] = "close"
-        if request.url.path.startswith("/v1/"):
+        if request.scope["path"].startswith("/v1/"):
             self._worker.metrics.request_rejected(error.reason)
         if status >= 500:
-            logger.warning("Request failed", extra={"path": request.url.path, "error": str(error)})
+            logger.warning("Request failed", extra={"path": request.scope["path"], "error": str(error)})
         return _json(body, status, headers)
 
 
@@ -603,7 +603,7 @@ def _json(body: Struct, status: int = 200, headers: dict[str, str] | None = None
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
-    path = request.url.path
+    path = request.scope["path"]
     message = f"{request.method} {path} is not served here: {error.detail}."
     body = ErrorBody(ErrorDetail(message, "invalid_request_error", None, "unknown_url"))
     return _json(body, error.status_code, dict(error.headers or {}))
@@ -615,4 +615,6 @@ async def _nobody_there(_: Request, __: Exception) -> Response:
 
 
 async def _internal_error(_: Request, __: Exception) -> Response:
-    return _json(error_answer(WorkerError("The worker failed; its log says why."))[1], 500)
+    body = error_answer(WorkerError("The worker failed; its log says why."))[1]
+    # uvicorn closes the connection after an exception, which clients have to know.
+    return _json(body, 500, {"connection": "close"})

@@ -415,6 +415,7 @@ def test_an_error_of_our_own_is_a_500_and_tells_nothing_of_the_inside(
 
     assert response.status_code == 500
     assert error_of(response)["message"] == "The worker failed; its log says why."
+    assert response.headers["connection"] == "close"
 
 
 # Other routes.

@@ -1,0 +1,82 @@
+"""Connections end after some requests or some time, and never within an answer."""
+
+import re
+import socket
+import time
+from typing import Any
+
+
+def ask(api: Any, connection: socket.socket, **body: Any) -> tuple[bytes, bytes]:
+    """Head and body of one answer over a kept connection."""
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 3, **body}
+    api.send(connection, "/v1/completions", asked)
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, rest = data.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    while len(rest) < int(length[1]) if length else not rest.endswith(b"0\r\n\r\n"):
+        rest += connection.recv(65536)
+    return head, rest
+
+
+def closes(head: bytes) -> bool:
+    return b"connection: close" in head
+
+
+def test_the_last_request_of_a_connection_is_told_to_go(scripted: Any) -> None:
+    with scripted.running(connection_max_requests=3) as api, api.connect() as connection:
+        answers = [closes(ask(api, connection)[0]) for _ in range(3)]
+
+        assert answers == [False, False, True]
+        assert connection.recv(1) == b""
+
+
+def test_a_stream_may_be_the_last_request_too(scripted: Any) -> None:
+    with scripted.running(connection_max_requests=1) as api, api.connect() as connection:
+        head, body = ask(api, connection, stream=True)
+
+        assert closes(head)
+        assert b"data: [DONE]\n\n" in body
+        assert connection.recv(1) == b""
+
+
+def test_an_old_connection_ends_with_its_next_answer(scripted: Any) -> None:
+    with scripted.running(connection_max_seconds=0.2) as api, api.connect() as connection:
+        young = closes(ask(api, connection)[0])
+        time.sleep(0.25)
+        old = closes(ask(api, connection)[0])
+
+        assert (young, old) == (False, True)
+        assert connection.recv(1) == b""
+
+
+def test_a_stream_that_outlives_its_connection_s_time_is_not_cut(scripted: Any) -> None:
+    with scripted.running(connection_max_seconds=0.1) as api, api.connect() as connection:
+        api.engine.step_seconds = 0.02
+        head, body = ask(api, connection, stream=True, max_tokens=20)
+
+        assert not closes(head)
+        assert body.count(b"data: ") == 21
+        assert closes(ask(api, connection)[0])
+
+
+def test_while_draining_every_answer_ends_its_connection(scripted: Any) -> None:
+    with scripted.running() as api, api.connect() as connection:
+        api.limits.is_draining = True
+
+        assert closes(ask(api, connection)[0])
+
+
+def test_a_client_that_counts_on_its_connection_notices_nothing(scripted: Any) -> None:
+    with scripted.running(connection_max_requests=2) as api:
+        statuses = [api.complete(max_tokens=1).status_code for _ in range(9)]
+
+    assert statuses == [200] * 9
+
+
+def test_refusals_count_as_requests(scripted: Any) -> None:
+    with scripted.running(connection_max_requests=2) as api, api.connect() as connection:
+        answers = [closes(ask(api, connection, n=0)[0]) for _ in range(2)]
+
+        assert answers == [False, True]

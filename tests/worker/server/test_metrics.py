@@ -1,0 +1,97 @@
+"""What Prometheus reads, before, during and after load."""
+
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from deepseek_contract.metrics import WORKER_METRICS
+
+
+def check(text: str) -> None:
+    result = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    families = [family.name for family in text_string_to_metric_families(text)]
+    assert len(families) == len(set(families))
+    assert text.endswith("\n")
+
+
+def test_the_text_is_what_prometheus_accepts_at_any_load(api: Any) -> None:
+    api.engine.step_seconds = 0.02
+    check(api.get("/metrics").text)
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(api.complete, max_tokens=20) for _ in range(4)]
+        api.wait_until(lambda: api.stats().num_running == 4)
+        check(api.get("/metrics").text)
+        assert all(answer.result().status_code == 200 for answer in answers)
+    api.complete(n=0)
+
+    check(api.get("/metrics").text)
+
+
+def test_every_metric_of_the_contract_is_there_and_no_other(api: Any) -> None:
+    api.complete(n=0)
+
+    text = api.get("/metrics").text
+
+    described = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert described == {metric.name: metric.type for metric in WORKER_METRICS}
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    assert helps == {metric.name: metric.help for metric in WORKER_METRICS}
+
+
+def test_while_the_model_loads_there_are_metrics_too(scripted: Any) -> None:
+    with scripted.running(loaded=False) as server:
+        text = server.get("/metrics").text
+
+    check(text)
+    assert "deepseek_engine_last_step_timestamp_seconds" in text
+    assert "deepseek_kv_pages" not in text
+
+
+def test_requests_and_tokens_are_counted_once(scripted: Any) -> None:
+    with scripted.running() as server:
+        server.complete(prompt=["ab", "cd"], max_tokens=3)
+        server.complete(max_tokens=50, stop="d")
+        server.chat(stream=True, max_tokens=2)
+        server.complete(temperature=9)
+        server.complete(model="other")
+        server.wait_until_idle()
+
+        counted = {
+            name: server.metric(name)
+            for name in (
+                'deepseek_requests_total{finish_reason="length"}',
+                'deepseek_requests_total{finish_reason="stop"}',
+                'deepseek_requests_total{finish_reason="abort"}',
+                'deepseek_requests_rejected_total{reason="InvalidRequest"}',
+                'deepseek_requests_rejected_total{reason="UnknownModel"}',
+                "deepseek_time_to_first_token_seconds_count",
+                "deepseek_inter_token_latency_seconds_count",
+                "deepseek_request_duration_seconds_count",
+                'deepseek_kv_pages{state="free"}',
+                'deepseek_kv_pages{state="held"}',
+                "deepseek_requests_running",
+            )
+        }
+
+    # Two answers of three tokens, one of four that ends at its stop string, one of two.
+    assert list(counted.values()) == [3, 1, 0, 1, 1, 4, 2 + 2 + 3 + 1, 4, 64, 0, 0]
+
+
+def test_waiting_requests_are_demand(api: Any) -> None:
+    api.engine.max_running = 1
+    api.engine.step_seconds = 0.05
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(api.complete, prompt="x" * 236, max_tokens=20) for _ in range(8)]
+        api.wait_until(lambda: api.stats().num_waiting == 7)
+        demand = api.metric("deepseek_gpu_memory_demand_percent")
+        api.engine.step_seconds = 0
+        assert all(answer.result().status_code == 200 for answer in answers)
+
+    # Eight times sixteen pages over a pool of 64.
+    assert demand == 200
