@@ -149,10 +149,11 @@ class Cluster:
                     node.containerd.load(store.layout(), lacking)
 
     def start_node(self, name: str) -> None:
-        """Start a stopped node, and wait until it is Ready."""
+        """Start a node unless it runs, and wait until it is Ready."""
         node = self.node(name)
-        self._start_node(node)
-        self.control_plane.kubectl("wait", "--for=condition=Ready", f"node/{name}", "--timeout=60s")
+        if node.namespaces is None:
+            self._start_node(node)
+        self._wait_ready(name)
 
     def stop_node(self, name: str) -> None:
         """End a node without a word, as a power cut does."""
@@ -213,9 +214,7 @@ class Cluster:
         addons.start_dns(self)
         storage.start_storage(self)
         with phase("all nodes are Ready"):
-            self.control_plane.kubectl(
-                "wait", "--for=condition=Ready", "node", "--all", "--timeout=60s"
-            )
+            self._wait_ready(*(node.name for node in self.nodes))
         with phase("DNS answers"):
             addons.wait_for_dns(self)
         (self.state / "up").touch()
@@ -229,6 +228,12 @@ class Cluster:
         others = [other for other in self.nodes if other is not node]
         network.plug_in(switch or self._switch(), node, others, self.network.interface)
         node.start_programs()
+
+    def _wait_ready(self, *names: str) -> None:
+        nodes = [f"node/{name}" for name in names]
+        # A healthy kubelet may not have registered its node yet.
+        for state in ("create", "condition=Ready"):
+            self.control_plane.kubectl("wait", f"--for={state}", *nodes, "--timeout=60s")
 
     def _switch(self) -> Namespaces:
         for process in processes.recorded(self.state):

@@ -30,8 +30,8 @@ ln -s /usr/bin/python3 /usr/local/bin/python
 """
 """Makes of a minimal Debian what `python:3.12-slim` offers: python and pip, free to install."""
 
-_PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
-"""What builds mount goes with the build, however that ends."""
+_CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private")
+"""A build ends when this command is killed, and what it mounted goes with it."""
 
 
 @dataclass(frozen=True)
@@ -147,27 +147,30 @@ def _export(reference: str) -> None:
     """Write an image into the layout; layers that are there already are not even read."""
     layout = store.layout()
     layout.folder.mkdir(parents=True, exist_ok=True)
+    for unfinished in layout.folder.glob("oci-put-blob*"):
+        unfinished.unlink()
     storage = f"[overlay@{_storage() / 'root'}+{_storage() / 'run'}]"
     _run(
-        *_PRIVATE_MOUNTS, "skopeo", "copy", "--dest-oci-accept-uncompressed-layers",
+        *_CONTAINED, "skopeo", "copy", "--dest-oci-accept-uncompressed-layers",
         f"containers-storage:{storage}{reference}", f"oci:{layout.folder}:{reference}",
     )  # fmt: skip
 
 
 def _build_base() -> None:
     mirror, release = _debian_mirror()
-    with tempfile.TemporaryDirectory(dir=places.images()) as folder:
-        root = Path(folder) / "root"
-        with phase(f"made a base image of Debian {release}"):
-            _run(
-                "debootstrap", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}",
-                release, str(root), mirror,
-            )  # fmt: skip
-            _run("chroot", str(root), "/bin/sh", "-c", BASE_RECIPE)
-            container = _buildah("from", "scratch").strip()
-            _buildah("add", container, str(root), "/")
-            _buildah("config", "--cmd", "python3", container)
-            _buildah("commit", "--rm", container, _base_reference())
+    root = places.images() / "base.part"
+    shutil.rmtree(root, ignore_errors=True)
+    with phase(f"made a base image of Debian {release}"):
+        _run(
+            *_CONTAINED, "debootstrap", "--variant=minbase",
+            f"--include={','.join(BASE_PACKAGES)}", release, str(root), mirror,
+        )  # fmt: skip
+        _run("chroot", str(root), "/bin/sh", "-c", BASE_RECIPE)
+        container = _buildah("from", "scratch").strip()
+        _buildah("add", container, str(root), "/")
+        _buildah("config", "--cmd", "python3", container)
+        _buildah("commit", "--rm", container, _base_reference())
+    shutil.rmtree(root)
 
 
 def _base_key() -> str:
@@ -250,7 +253,7 @@ def _buildah(*words: str) -> str:
     storage = _storage()
     storage.mkdir(parents=True, exist_ok=True)
     return _run(
-        *_PRIVATE_MOUNTS,
+        *_CONTAINED,
         "buildah", "--root", str(storage / "root"), "--runroot", str(storage / "run"),
         "--storage-driver", "overlay", *words,
     )  # fmt: skip

@@ -6,6 +6,7 @@ other end lies in the switch, so it goes when the switch's process ends.
 
 import ipaddress
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,9 @@ def plug_in(switch: Namespaces, node: Node, others: list[Node], interface: str) 
     held = node.namespaces
     if held is None:
         raise ClusterError(f"node {node.name} is not running")
+    # The cable of the node before it was stopped goes with its namespace, but not at once.
+    with suppress(ClusterError):
+        switch.run("ip", "link", "delete", node.name)
     switch.run(
         "ip", "link", "add", node.name, "type", "veth",
         "peer", "name", "eth0", "netns", str(held.pid),

@@ -190,6 +190,8 @@ class Node:
             ("mount", "--make-rshared", "/"),
         ):
             held.run(*words)
+        # Those of the pods before a power cut would hold the kubelet up for seconds each.
+        remove_cgroups(self.cgroup)
         _make_cgroups(self.cgroup)
         return held
 
@@ -349,16 +351,28 @@ def run(*words: str | Path, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def remove_cgroups(path: str) -> list[str]:
-    """Remove a cgroup and all below it in every controller; returns those that are still busy."""
-    busy = []
-    for root in _cgroup_roots():
-        for folder, _, _ in os.walk(root / path, topdown=False):
-            try:
-                os.rmdir(folder)
-            except OSError:
-                busy.append(folder)
-    return busy
+def remove_cgroups(path: str, seconds: float = 5.0) -> list[str]:
+    """Remove a cgroup and all below it in every controller.
+
+    Args:
+        path: the cgroup, relative to each controller's root.
+        seconds: how long to try, while processes in it are on their way out.
+
+    Returns:
+        Those that are still busy.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        busy = []
+        for root in _cgroup_roots():
+            for folder, _, _ in os.walk(root / path, topdown=False):
+                try:
+                    os.rmdir(folder)
+                except OSError:
+                    busy.append(folder)
+        if not busy or time.monotonic() > deadline:
+            return busy
+        time.sleep(0.05)
 
 
 def _make_cgroups(path: str) -> None:
