@@ -86,7 +86,8 @@ def _serve(given: argparse.Namespace) -> None:
 
 
 def _load(given: argparse.Namespace) -> None:
-    load(_config(LoadConfig, given))
+    authority = os.environ.get("SSL_CERT_FILE")
+    load(_config(LoadConfig, given), authority=Path(authority) if authority else None)
 
 
 def _config(model: type[_Config], given: argparse.Namespace) -> _Config:

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import ssl
+import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -130,10 +133,11 @@ class Origin:
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     fault: type[Fault] = Fault
     token: str | None = None
+    certificate: Path | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     def put(self, path: str, content: bytes, *faults: Answer) -> str:
         self.files[path] = content
@@ -162,6 +166,22 @@ class Origin:
 
 
 @pytest.fixture
+def secure_origin(tmp_path: Path) -> Iterator[Origin]:
+    """A server whose certificate no public authority has signed."""
+    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    yield from _running(certificate, context)
+
+
+@pytest.fixture
 def origin() -> Iterator[Origin]:
     yield from _running()
 
@@ -171,11 +191,15 @@ def other_origin() -> Iterator[Origin]:
     yield from _running()
 
 
-def _running() -> Iterator[Origin]:
-    here = Origin()
+def _running(
+    certificate: Path | None = None, context: ssl.SSLContext | None = None
+) -> Iterator[Origin]:
+    here = Origin(certificate=certificate)
     handler = type("OriginHandler", (Handler,), {"origin": here})
     with QuietServer(("127.0.0.1", 0), handler) as server:
         here.port = server.server_port
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield here

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from deepseek_worker.config import LoadConfig
-from deepseek_worker.errors import ChecksumMismatch, CredentialsRefused, InvalidFlags, NoSpace
+from deepseek_worker.errors import (
+    ChecksumMismatch,
+    CredentialsRefused,
+    InvalidFlags,
+    NoSpace,
+    Unreachable,
+)
 from deepseek_worker.loading.loader import LOCK, MARKER, load
 from deepseek_worker.loading.transport import Patience
 
@@ -179,6 +185,42 @@ def test_a_model_that_cannot_fit_is_refused_before_its_first_byte(
         run(origin, tmp_path)
 
     assert origin.paths() == [path]
+
+
+def test_an_address_is_downloaded_and_verified(secure_origin: Any, tmp_path: Path) -> None:
+    url = secure_origin.put("/models/tiny.gguf?signature=s", b"GGUF and more")
+    digest = hashlib.sha256(b"GGUF and more").hexdigest()
+    config = LoadConfig(source=f"{url}#sha256={digest}", destination=tmp_path / "cache")
+
+    load(config, QUICK, authority=secure_origin.certificate)
+
+    assert (tmp_path / "cache/tiny.gguf").read_bytes() == b"GGUF and more"
+    assert "signature" not in (tmp_path / "cache" / MARKER).read_text()
+
+
+def test_a_server_that_nobody_vouches_for_is_not_trusted(
+    secure_origin: Any, tmp_path: Path
+) -> None:
+    url = secure_origin.put("/tiny.gguf", b"GGUF")
+    config = LoadConfig(source=f"{url}#sha256={'0' * 64}", destination=tmp_path / "cache")
+
+    with pytest.raises(Unreachable, match=r"no trusted connection .*certificateAuthority"):
+        load(config, QUICK)
+
+    assert secure_origin.asked == []
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_an_authority_that_is_none_is_told_before_anything_is_asked(
+    secure_origin: Any, tmp_path: Path, content: str | None
+) -> None:
+    url = secure_origin.put("/tiny.gguf", b"GGUF")
+    config = LoadConfig(source=f"{url}#sha256={'0' * 64}", destination=tmp_path / "cache")
+    if content is not None:
+        (tmp_path / "ca.pem").write_text(content)
+
+    with pytest.raises(InvalidFlags, match=r"SSL_CERT_FILE .*ca\.pem"):
+        load(config, QUICK, authority=tmp_path / "ca.pem")
 
 
 def test_a_marker_that_is_rubbish_means_not_complete(origin: Any, tmp_path: Path) -> None:

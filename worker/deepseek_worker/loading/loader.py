@@ -27,7 +27,7 @@ from deepseek_worker.loading.source import (
     file_of_address,
     identity,
 )
-from deepseek_worker.loading.transport import Credentials, Patience, Transport
+from deepseek_worker.loading.transport import Authorities, Credentials, Patience, Transport
 from deepseek_worker.secret_files import SecretFile
 
 MARKER = ".deepseek-model.json"
@@ -38,8 +38,15 @@ REPORT_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-def load(config: LoadConfig, patience: Patience | None = None) -> None:
+def load(
+    config: LoadConfig, patience: Patience | None = None, authority: Path | None = None
+) -> None:
     """Have the source's files in the destination.
+
+    Args:
+        config: What to have, and where.
+        patience: How long to wait for the server.
+        authority: Certificates to trust beside the public ones.
 
     Raises:
         InvalidFlags: the source is not understood.
@@ -53,7 +60,7 @@ def load(config: LoadConfig, patience: Patience | None = None) -> None:
         if marker.get("source") == identity(source) and _is_whole(destination, marker):
             logger.info("Model is complete already", extra={"source": identity(source)})
             return
-        transport = Transport(_credentials(config, source), patience)
+        transport = Transport(_credentials(config, source), patience, Authorities(authority))
         revision, files = _resolve(source, config, transport)
         _clear(destination, marker, keep=files)
         sizes = _fetch_all(files, destination, transport)

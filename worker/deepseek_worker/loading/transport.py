@@ -5,15 +5,25 @@ was given for and to no other; every failure is either final, with a reason for 
 `TryAgain`.
 """
 
+import ssl
+import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+import certifi
 import requests
 from urllib3.exceptions import HTTPError
 
-from deepseek_worker.errors import CredentialsRefused, SourceError, SourceNotFound, Unreachable
+from deepseek_worker.errors import (
+    CredentialsRefused,
+    InvalidFlags,
+    SourceError,
+    SourceNotFound,
+    Unreachable,
+)
 from deepseek_worker.loading.source import redacted
 
 MAX_REDIRECTS = 5
@@ -59,15 +69,44 @@ class Credentials:
     """Any address there; scheme, host and port count."""
 
 
+class Authorities:
+    """The certificate authorities to trust: the public ones, and one of the user's own."""
+
+    def __init__(self, own: Path | None = None) -> None:
+        self._bundle = None
+        if own is None:
+            return
+        try:
+            ssl.create_default_context(cafile=own)
+        except OSError as error:
+            raise InvalidFlags(
+                f"SSL_CERT_FILE {own} holds no certificates in PEM form: {error}"
+            ) from error
+        # A download that begins in the user's own network may be redirected to the public one.
+        bundle = "\n".join((Path(certifi.where()).read_text(), own.read_text()))
+        self._bundle = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115
+        self._bundle.write(bundle)
+        self._bundle.flush()
+
+    @property
+    def verify(self) -> str | bool:
+        """As requests wants it."""
+        return self._bundle.name if self._bundle else True
+
+
 class Transport:
     """Makes requests; one for all threads of a download."""
 
     def __init__(
-        self, credentials: Credentials | None = None, patience: Patience | None = None
+        self,
+        credentials: Credentials | None = None,
+        patience: Patience | None = None,
+        authorities: Authorities | None = None,
     ) -> None:
         self.patience = patience or Patience()
         self.cancelled = threading.Event()
         self._credentials = credentials
+        self._authorities = authorities or Authorities()
 
     def get(self, url: str, headers: Mapping[str, str]) -> requests.Response:
         """An answer with status 200, 206 or 416, its body not read yet.
@@ -115,12 +154,13 @@ class Transport:
                 headers=asked,
                 stream=True,
                 allow_redirects=False,
+                verify=self._authorities.verify,
                 timeout=(self.patience.connect_seconds, self.patience.read_seconds),
             )
         except requests.exceptions.SSLError as error:
             raise Unreachable(
-                f"{redacted(url)}: the certificate is not trusted ({error}); give your own "
-                "authority by REQUESTS_CA_BUNDLE"
+                f"{redacted(url)}: no trusted connection ({error}); give the server's own "
+                "authority by spec.model.certificateAuthority or SSL_CERT_FILE"
             ) from error
         except NETWORK_ERRORS as error:
             raise TryAgain(f"{redacted(url)}: {error}") from error
