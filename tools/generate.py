@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 for part in ("tools", "contract", "operator", "worker"):
     sys.path.insert(0, str(REPOSITORY / part))
 
+import chart_values  # noqa: E402
 import crds  # noqa: E402
 import text_files  # noqa: E402
 
@@ -35,7 +36,13 @@ def outputs() -> list[Output]:
             (f"manifests/crds/{name}.yaml", partial(text_files.crd, resource)),
             (f"{CHART}/templates/crd-{name}.yaml", partial(text_files.chart_crd, resource)),
         ]
-    return listed
+    return [
+        *listed,
+        (f"{CHART}/values.yaml", chart_values.values_yaml),
+        (f"{CHART}/values.schema.json", chart_values.schema_json),
+        (f"{CHART}/templates/_settings.tpl", chart_values.settings_template),
+        (f"{CHART}/templates/_permissions.tpl", chart_values.permissions_template),
+    ]
 
 
 def write(root: Path = REPOSITORY) -> list[str]:

@@ -1,16 +1,32 @@
 {{- define "deepseek-operator.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* 52 characters, so that suffixes stay within 63. */}}
+{{/*
+The name of all objects, which a Service and a label can carry whatever the release is called: small
+letters, digits and dashes, a letter first and no dash last; 52 characters, so that suffixes stay
+within 63.
+*/}}
 {{- define "deepseek-operator.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
-{{- else if contains (include "deepseek-operator.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "deepseek-operator.name" .) | trunc 52 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $part := include "deepseek-operator.name" . -}}
+{{- $name = contains $part .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $part) -}}
 {{- end -}}
+{{- if not (regexMatch "^[a-z]" $name) -}}
+{{- $name = printf "r%s" $name -}}
+{{- end -}}
+{{- $name | replace "." "-" | trunc 52 | trimAll "-" -}}
+{{- end -}}
+
+{{/* Roles of the cluster carry the namespace, so that two releases can have the same name. */}}
+{{- define "deepseek-operator.clusterName" -}}
+{{ .Release.Namespace }}-{{ include "deepseek-operator.fullname" . }}
+{{- end -}}
+
+{{- define "deepseek-operator.serviceAccount" -}}
+{{- $made := .Values.serviceAccount.create | ternary (include "deepseek-operator.fullname" .) "default" -}}
+{{- default $made .Values.serviceAccount.name -}}
 {{- end -}}
 
 {{- define "deepseek-operator.selector" -}}
@@ -22,43 +38,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "deepseek-operator.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
+{{/* An image by digest, by tag, or by the chart's appVersion. Takes the image and the root. */}}
 {{- define "deepseek-operator.image" -}}
-{{ .repository }}:{{ .tag | default .appVersion }}
+{{- $image := index . 0 -}}
+{{- $root := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ default $root.Chart.AppVersion $image.tag }}
 {{- end -}}
-
-{{/* What the operator asks for in the namespaces that it serves; a test compares it with its calls. */}}
-{{- define "deepseek-operator.rules" -}}
-- apiGroups: [deepseek.dev]
-  resources: [deepseekdeployments]
-  verbs: [list, watch]
-- apiGroups: [deepseek.dev]
-  resources: [deepseekdeployments/status]
-  verbs: [patch]
-- apiGroups: [apps]
-  resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [policy]
-  resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [services, serviceaccounts]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [secrets, persistentvolumeclaims]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create]
 {{- end -}}
