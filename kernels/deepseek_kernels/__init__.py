@@ -6,6 +6,17 @@ registered with torch under `torch.ops.deepseek`. `<op>/reference.py` is the spe
 
 from deepseek_kernels._backend import get_backend, set_backend
 from deepseek_kernels.errors import UnsupportedDevice
+from deepseek_kernels.gate import silu_mul, silu_mul_quantize
+from deepseek_kernels.kv_write import mla_rope_kv_write, rope_kv_write
+from deepseek_kernels.matmul import matmul
+from deepseek_kernels.matmul_w4a16 import (
+    matmul_w4a16,
+    pack_w4a16,
+    quantize_w4a16,
+    unpack_w4a16,
+)
+from deepseek_kernels.matmul_w8a8 import matmul_w8a8, quantize
+from deepseek_kernels.matmul_w8a16 import matmul_w8a16, quantize_weight, quantize_weight_blocks
 from deepseek_kernels.norm import (
     layer_norm,
     layer_norm_quantize,
@@ -18,9 +29,7 @@ from deepseek_kernels.page_copy import (
     gather_pages,
     scatter_pages,
 )
-from deepseek_kernels.rope_kv_write import mla_rope_kv_write, rope_kv_write
 from deepseek_kernels.sampling import sample
-from deepseek_kernels.silu_mul import silu_mul, silu_mul_quantize
 
 __all__ = [
     "UnsupportedDevice",
@@ -30,7 +39,16 @@ __all__ = [
     "get_backend",
     "layer_norm",
     "layer_norm_quantize",
+    "matmul",
+    "matmul_w4a16",
+    "matmul_w8a8",
+    "matmul_w8a16",
     "mla_rope_kv_write",
+    "pack_w4a16",
+    "quantize",
+    "quantize_w4a16",
+    "quantize_weight",
+    "quantize_weight_blocks",
     "rms_norm",
     "rms_norm_quantize",
     "rope_kv_write",
@@ -39,4 +57,5 @@ __all__ = [
     "set_backend",
     "silu_mul",
     "silu_mul_quantize",
+    "unpack_w4a16",
 ]

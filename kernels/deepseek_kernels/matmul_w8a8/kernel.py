@@ -1,0 +1,266 @@
+"""Products of 8-bit activations and 8-bit weights, and the quantisation of activations."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from deepseek_kernels._backend import multiprocessors
+from deepseek_kernels._configs import pick
+from deepseek_kernels._device import encode, quantization_scale
+from deepseek_kernels._quantize import MAXIMUM
+from deepseek_kernels.matmul.kernel import gelu, skinny
+
+ALIGNMENT = 16
+"""The bytes to which the library and tensor descriptors need rows aligned."""
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def tiled_kernel(
+    x_desc,
+    w_desc,
+    out_desc,
+    x_scale_ptr,
+    w_scale_ptr,
+    x_mean_ptr,
+    w_sum_ptr,
+    bias_ptr,
+    num_tokens,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    GELU: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Multiply many tokens: each program takes every `num_programs`-th tile of the output.
+
+    `GROUP_M` rows of tiles are walked together, so that the tiles that run at one time share
+    what they read.
+    """
+    num_m = tl.cdiv(num_tokens, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    INTEGER: tl.constexpr = x_desc.dtype == tl.int8
+    FP8: tl.constexpr = x_desc.dtype == tl.float8e4nv
+    ACC: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    IMPRECISE: tl.constexpr = 128 if FP8 else None
+    for i_tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
+        i_group = i_tile // (GROUP_M * num_n)
+        group_m = min(num_m - i_group * GROUP_M, GROUP_M)
+        i_m = i_group * GROUP_M + (i_tile % (GROUP_M * num_n)) % group_m
+        i_n = (i_tile % (GROUP_M * num_n)) // group_m
+        b_acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+        for i_k in tl.range(0, tl.cdiv(K, BLOCK_K), num_stages=STAGES):
+            b_x = x_desc.load([i_m * BLOCK_M, i_k * BLOCK_K])
+            b_w = w_desc.load([i_n * BLOCK_N, i_k * BLOCK_K])
+            b_acc = tl.dot(
+                b_x,
+                b_w.T,
+                b_acc,
+                input_precision="ieee",
+                max_num_imprecise_acc=IMPRECISE,
+                out_dtype=ACC,
+            )
+        o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_out = b_acc.to(tl.float32)
+        if x_mean_ptr is not None:
+            b_mean = tl.load(x_mean_ptr + o_m, mask=o_m < num_tokens, other=0.0)
+            b_w_sum = tl.load(w_sum_ptr + o_n, mask=o_n < N, other=0.0)
+            b_out -= b_mean[:, None] * b_w_sum[None, :]
+        b_out *= tl.load(x_scale_ptr + o_m, mask=o_m < num_tokens, other=0.0)[:, None]
+        if w_scale_ptr is not None:
+            b_out *= tl.load(w_scale_ptr + o_n, mask=o_n < N, other=0.0)[None, :]
+        if bias_ptr is not None:
+            b_out += tl.load(bias_ptr + o_n, mask=o_n < N, other=0.0).to(tl.float32)[None, :]
+        if GELU:
+            b_out = gelu(b_out)
+        out_desc.store([i_m * BLOCK_M, i_n * BLOCK_N], b_out.to(out_desc.dtype))
+
+
+@triton.jit
+def quantize_kernel(
+    x_ptr,
+    out_ptr,
+    scale_ptr,
+    stride_x,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MAXIMUM: tl.constexpr,
+    GROUP: tl.constexpr,
+    INTEGER: tl.constexpr,
+):
+    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    GROUPS: tl.constexpr = BLOCK_N // GROUP
+    i_row = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    i_block = tl.program_id(0) % BLOCKS
+    o_columns = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_columns = o_columns < N
+    b_x = tl.load(x_ptr + i_row * stride_x + o_columns, mask=m_columns, other=0.0)
+    b_grouped = tl.reshape(b_x.to(tl.float32), [GROUPS, GROUP])
+    b_scale = quantization_scale(b_grouped, 1, MAXIMUM)
+    b_codes = encode(tl.reshape(b_grouped / b_scale, [BLOCK_N]), INTEGER)
+    tl.store(out_ptr + i_row * N + o_columns, b_codes, mask=m_columns)
+    o_groups = i_block * GROUPS + tl.arange(0, GROUPS)
+    p_scale = scale_ptr + i_row * tl.cdiv(N, GROUP) + o_groups
+    tl.store(p_scale, tl.reshape(b_scale, [GROUPS]), mask=o_groups * GROUP < N)
+
+
+def quantize(x: Tensor, dtype: torch.dtype, group_columns: int) -> tuple[Tensor, Tensor]:
+    """Launch the kernel for `reference.quantize`."""
+    tokens, columns = x.shape
+    out = torch.empty((tokens, columns), dtype=dtype, device=x.device)
+    groups = columns // group_columns
+    scale = torch.empty((tokens, groups), dtype=torch.float32, device=x.device)
+    if tokens == 0:
+        return out, scale
+    if group_columns == columns:
+        # The row's group is padded with the row; zeros do not change its scale.
+        block = group = triton.next_power_of_2(columns)
+    else:
+        block, group = max(1024, group_columns), group_columns
+    quantize_kernel[(tokens * triton.cdiv(columns, block),)](
+        x,
+        out,
+        scale,
+        x.stride(0),
+        N=columns,
+        BLOCK_N=block,
+        MAXIMUM=MAXIMUM[dtype],
+        GROUP=group,
+        INTEGER=dtype == torch.int8,
+        num_warps=max(4, min(16, block // 1024)),
+    )
+    return out, scale
+
+
+def tiled(
+    x: Tensor,
+    weight: Tensor,
+    out_dtype: torch.dtype,
+    config: dict[str, int],
+    *,
+    x_scale: Tensor,
+    weight_scale: Tensor | None = None,
+    x_mean: Tensor | None = None,
+    weight_sum: Tensor | None = None,
+    bias: Tensor | None = None,
+    gelu: bool = False,
+) -> Tensor:
+    """Multiply many tokens, with one scale for each token.
+
+    All rows must be `fits_descriptors`. `config` gives the tile (`block_m`, `block_n`,
+    `block_k`), `group_m`, `num_warps` and `num_stages`.
+    """
+    tokens, columns = x.shape
+    rows = weight.shape[0]
+    out = torch.empty((tokens, rows), dtype=out_dtype, device=x.device)
+    block_m, block_n, block_k = config["block_m"], config["block_n"], config["block_k"]
+    tiles = triton.cdiv(tokens, block_m) * triton.cdiv(rows, block_n)
+    tiled_kernel[(min(multiprocessors(x.device) * config.get("per_sm", 1), tiles),)](
+        TensorDescriptor.from_tensor(x, [block_m, block_k]),
+        TensorDescriptor.from_tensor(weight, [block_n, block_k]),
+        TensorDescriptor.from_tensor(out, [block_m, block_n]),
+        x_scale,
+        weight_scale,
+        x_mean,
+        weight_sum,
+        bias,
+        tokens,
+        rows,
+        columns,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        GROUP_M=config["group_m"],
+        GELU=gelu,
+        STAGES=config["num_stages"],
+        num_warps=config["num_warps"],
+    )
+    return out
+
+
+def fits_descriptors(tensor: Tensor) -> bool:
+    """Tell whether a matrix can be read by the copy engine: start and rows 16 bytes aligned."""
+    return (
+        tensor.data_ptr() % ALIGNMENT == 0
+        and tensor.stride(0) * tensor.element_size() % ALIGNMENT == 0
+    )
+
+
+def matmul_w8a8(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Launch the kernel for `reference.matmul_w8a8`, or the library where that is faster."""
+    tokens, columns = x.shape
+    rows = weight.shape[0]
+    by_block = weight_scale.dim() == 2
+    fits = fits_descriptors(x) and fits_descriptors(weight) and rows % ALIGNMENT == 0
+    if by_block:
+        config = pick("matmul_w8a8_blocks", m=tokens, n=rows, k=columns)
+        if config.get("library") and fits and x.is_cuda and x.dtype == torch.float8_e4m3fn:
+            return _library_blocks(x, x_scale, weight, weight_scale, bias, dtype)
+    else:
+        config = pick("matmul_w8a8", m=tokens, n=rows, k=columns)
+        if config.get("library") and fits:
+            if x.dtype == torch.float8_e4m3fn and dtype == torch.bfloat16:
+                return _library_rows(x, x_scale, weight, weight_scale, bias)
+            config = pick("matmul_w8a8_tiled", m=tokens, n=rows, k=columns)
+            return tiled(
+                x, weight, dtype, config, x_scale=x_scale, weight_scale=weight_scale, bias=bias
+            )
+    return skinny(
+        x,
+        weight,
+        dtype,
+        config,
+        x_scale=x_scale,
+        weight_scale=weight_scale,
+        bias=bias,
+        block_scales=by_block,
+    )
+
+
+def _library_rows(
+    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
+) -> Tensor:
+    return torch._scaled_mm(
+        x,
+        weight.t(),
+        scale_a=x_scale,
+        scale_b=weight_scale[None, :],
+        bias=None if bias is None else bias.bfloat16(),
+        out_dtype=torch.bfloat16,
+    )
+
+
+def _library_blocks(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    recipe = torch.nn.functional.ScalingType
+    out = torch.nn.functional.scaled_mm(
+        x,
+        weight.t(),
+        # The library reads the scales of the tokens column by column.
+        x_scale.t().contiguous().t(),
+        recipe.BlockWise1x128,
+        weight_scale.t(),
+        recipe.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
+    if bias is not None:
+        out.add_(bias)
+    return out.to(dtype)
