@@ -113,7 +113,7 @@ def generate(complete) -> Callable[..., list[list[int]]]:
     """The tokens of each prompt, all computed together."""
 
     def run(engine: Engine, prompts, **sampling) -> list[list[int]]:
-        options = {"temperature": 0.0, "max_tokens": 16}
+        options = {"temperature": 0.0, "max_tokens": 8}
         requests = [
             Request(str(index), tuple(prompt), SamplingParams(**(options | sampling)))
             for index, prompt in enumerate(prompts)

@@ -2,8 +2,8 @@
 
 An exception in the forward pass is no reason for every request to end. The batch is halved and
 each half tried again, so that whoever runs into the error alone is found; after the third
-halving the rest is tried one by one. A prompt's chunk that runs out of memory alone is read in
-smaller ones.
+halving the rest is tried one by one. A chunk that memory does not suffice for alone is read in
+smaller ones, halved three times at most.
 """
 
 import logging
@@ -72,7 +72,9 @@ def _each_part(
     outcomes: dict[Scheduled, Outcome] = {}
     for first in range(0, len(entries), size):
         part = entries[first : first + size]
-        outcomes |= compute_what_fits(part, compute, on_exhaustion, num_halvings + 1)
+        # Alone, an entry starts anew: from there on its chunk is halved.
+        num_halvings_of_part = num_halvings + 1 if len(part) > 1 else 0
+        outcomes |= compute_what_fits(part, compute, on_exhaustion, num_halvings_of_part)
     return outcomes
 
 

@@ -1,0 +1,497 @@
+"""The engine on tiny models: answers, limits, failures, and memory that comes back."""
+
+import random
+
+import pytest
+import torch
+
+from deepseek_worker.config import EngineConfig
+from deepseek_worker.engine import load_engine
+from deepseek_worker.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    ModelTooLarge,
+    QueueFull,
+    RequestTooLarge,
+    UnsupportedModel,
+)
+from deepseek_worker.sequence import Request, SamplingParams
+
+PAGE_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, heads, head_dim, tokens, float32
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def request(name, prompt, **sampling):
+    options = {"temperature": 0.0, "max_tokens": 8}
+    return Request(name, tuple(prompt), SamplingParams(**(options | sampling)))
+
+
+def prompt(length, seed=0):
+    return [(index * 13 + seed * 29 + 5) % 120 for index in range(length)]
+
+
+@torch.inference_mode()
+def greedy(model, tokens, num_new):
+    tokens = list(tokens)
+    for _ in range(num_new):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[-num_new:] if num_new else []
+
+
+def test_greedy_answers_equal_transformers_in_a_mixed_batch(tiny, make_engine, generate):
+    folder, model = tiny
+    prompts = [prompt(length, length) for length in (1, 2, 15, 16, 17, 40, 90)]
+
+    answers = generate(make_engine(folder, max_batch_tokens=24), prompts, max_tokens=10)
+
+    assert answers == [greedy(model, tokens, 10) for tokens in prompts]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shared_prefixes_at_page_borders_under_pressure_change_no_token(
+    seed, tiny, make_engine, generate, complete
+):
+    draw = random.Random(seed)
+    folder, _ = tiny
+    shared = prompt(96, seed)
+    prompts = []
+    for index in range(8):
+        length = 16 * draw.randint(1, 5) + draw.choice((-1, 0, 1))
+        prompts.append(shared[:length] + prompt(draw.randint(0, 3), index))
+    options = {"max_tokens": draw.randint(1, 8)}
+    expected = generate(
+        make_engine(folder, prefix_cache=False, kv_cache_bytes=400 * PAGE_BYTES), prompts, **options
+    )
+    engine = make_engine(
+        folder,
+        kv_cache_bytes=draw.randint(8, 14) * PAGE_BYTES,
+        max_batch_tokens=draw.choice((16, 33, 256)),
+        max_context_tokens=128,
+    )
+
+    assert generate(engine, prompts, **options) == expected
+    assert generate(engine, prompts, **options) == expected
+    assert engine.stats().held_pages == 0
+
+
+def test_a_repeated_prompt_is_read_from_the_cache(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+    first = complete(engine, [request("a", prompt(50))])["a"]
+
+    second = complete(engine, [request("b", prompt(50))])["b"]
+
+    assert first[-1].cached_tokens == 0
+    assert second[-1].cached_tokens == 48
+    assert [o.token_ids for o in first] == [o.token_ids for o in second]
+
+
+def test_salts_keep_the_cache_apart(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+    complete(engine, [Request("a", tuple(prompt(50)), GREEDY, cache_salt="one")])
+
+    other = complete(engine, [Request("b", tuple(prompt(50)), GREEDY, cache_salt="two")])["b"]
+
+    assert other[-1].cached_tokens == 0
+
+
+def test_twice_the_pool_of_demand_ends_by_preemption(tiny, make_engine, generate):
+    folder, model = tiny
+    engine = make_engine(folder, kv_cache_bytes=8 * PAGE_BYTES, max_context_tokens=100)
+    prompts = [prompt(20, seed) for seed in range(8)]
+
+    answers = generate(engine, prompts, max_tokens=24)
+
+    assert answers == [greedy(model, tokens, 24) for tokens in prompts]
+    assert engine.stats().num_preemptions > 0
+
+
+def test_an_end_token_finishes_and_is_named(tiny, make_engine, complete):
+    folder, model = tiny
+    third = greedy(model, prompt(9), 3)[-1]
+
+    outputs = complete(
+        make_engine(folder), [request("a", prompt(9), stop_token_ids=(third,), max_tokens=20)]
+    )["a"]
+
+    assert outputs[-1].finish_reason == "stop"
+    assert outputs[-1].stop_token_id == third
+    assert outputs[-1].token_ids == (third,)
+    assert [o.finish_reason for o in outputs[:-1]] == [None] * (len(outputs) - 1)
+
+
+def test_min_tokens_holds_the_end_token_back(tiny, make_engine, generate):
+    folder, model = tiny
+    first = greedy(model, prompt(9), 1)[0]
+
+    (answer,) = generate(
+        make_engine(folder), [prompt(9)], stop_token_ids=(first,), min_tokens=5, max_tokens=6
+    )
+
+    assert first not in answer[:5]
+    assert len(answer) >= 5
+
+
+def test_no_tokens_asked_reads_the_prompt_only(tiny, make_engine, complete):
+    (output,) = complete(make_engine(tiny[0]), [request("a", prompt(9), max_tokens=0)])["a"]
+
+    assert output.token_ids == ()
+    assert output.finish_reason == "length"
+
+
+def test_without_max_tokens_the_context_is_filled(tiny, make_engine, generate):
+    engine = make_engine(tiny[0], max_context_tokens=40)
+
+    (answer,) = generate(engine, [prompt(30)], max_tokens=None)
+
+    assert len(answer) == 10
+
+
+@torch.inference_mode()
+def test_prompt_logprobs_equal_transformers_also_in_chunks(tiny, make_engine, complete):
+    folder, model = tiny
+    tokens = prompt(50)
+    engine = make_engine(folder, max_batch_tokens=16)
+
+    (output,) = complete(
+        engine, [request("a", tokens, max_tokens=0, prompt_logprobs=3)]
+    )["a"]
+
+    expected = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    scored = output.prompt_logprobs
+    assert len(scored) == 50
+    assert scored[0] is None
+    for position, entry in enumerate(scored[1:]):
+        assert entry.token_id == tokens[position + 1]
+        assert entry.logprob == pytest.approx(
+            float(expected[position, tokens[position + 1]]), abs=1e-3
+        )
+        assert [token for token, _ in entry.top] == expected[position].topk(3).indices.tolist()
+
+
+def test_logprobs_of_the_answer_are_the_models_own(tiny, make_engine, complete):
+    outputs = complete(
+        make_engine(tiny[0]),
+        [request("a", prompt(9), logprobs=2, logit_bias=((3, 100.0),), temperature=0.7, seed=1)],
+    )["a"]
+
+    for output in outputs:
+        (entry,) = output.logprobs
+        assert entry.token_id == 3
+        assert entry.rank > 1
+        assert entry.top[0][1] > entry.logprob
+
+
+def test_a_seed_gives_the_same_answer_in_any_company(tiny, make_engine, generate, complete):
+    folder, _ = tiny
+    sampling = {"temperature": 1.0, "top_p": 0.95, "seed": 42, "max_tokens": 20}
+    (alone,) = generate(make_engine(folder), [prompt(9)], **sampling)
+    engine = make_engine(folder, kv_cache_bytes=10 * PAGE_BYTES, max_context_tokens=128)
+    company = [request(f"c{seed}", prompt(30, seed), temperature=0.8) for seed in range(6)]
+
+    outputs = complete(engine, [*company, request("a", prompt(9), **sampling)])
+
+    assert [token for output in outputs["a"] for token in output.token_ids] == alone
+
+
+def test_requests_without_seed_differ(tiny, make_engine, generate):
+    answers = generate(make_engine(tiny[0]), [prompt(9)] * 4, temperature=1.5, max_tokens=12)
+
+    assert len({tuple(answer) for answer in answers}) > 1
+
+
+def test_a_request_that_can_never_fit_is_refused_at_once_and_others_go_on(
+    tiny, make_engine, generate
+):
+    engine = make_engine(tiny[0], kv_cache_bytes=8 * PAGE_BYTES)
+
+    assert engine.max_context_tokens == 128
+    with pytest.raises(RequestTooLarge, match=r"129 tokens.*128"):
+        engine.validate(request("a", prompt(129), max_tokens=0))
+    with pytest.raises(RequestTooLarge, match="max_tokens is 100"):
+        engine.validate(request("a", prompt(29), max_tokens=100))
+    with pytest.raises(RequestTooLarge):
+        engine.validate(request("a", prompt(128), max_tokens=None))
+    assert len(generate(engine, [prompt(4)])[0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"frequency_penalty": float("inf")}, "frequency_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"logit_bias": ((999_999, 1.0),)}, "token id 999999"),
+        ({"stop_token_ids": (128,)}, "token id 128"),
+    ],
+)
+def test_wild_values_are_refused_by_name(changes, named, tiny, make_engine):
+    with pytest.raises(InvalidRequest, match=named):
+        make_engine(tiny[0]).validate(request("a", prompt(4), **changes))
+
+
+@pytest.mark.parametrize("tokens", [[], [128], [-1]])
+def test_prompts_that_are_no_tokens_are_refused(tokens, tiny, make_engine):
+    with pytest.raises(InvalidRequest):
+        make_engine(tiny[0]).validate(request("a", tokens))
+
+
+def test_a_full_queue_refuses(tiny, make_engine):
+    engine = make_engine(tiny[0], max_queued_requests=2, max_running_requests=1)
+
+    engine.validate(request("a", prompt(4)), num_queued=2)
+    with pytest.raises(QueueFull):
+        engine.validate(request("a", prompt(4)), num_queued=3)
+
+
+def test_aborting_frees_the_pages_before_the_next_step(tiny, make_engine):
+    engine = make_engine(tiny[0], prefix_cache=False)
+    engine.add(request("a", prompt(50), max_tokens=100))
+    engine.step()
+    engine.step()
+
+    (output,) = engine.abort("a")
+
+    assert output.finish_reason == "abort"
+    assert engine.stats().free_pages == engine.stats().pool_pages
+    assert not engine.has_work()
+    assert engine.abort("a") == []
+
+
+def test_two_thousand_requests_with_random_aborts_leave_nothing_behind(tiny, make_engine):
+    draw = random.Random(11)
+    engine = make_engine(tiny[0], kv_cache_bytes=40 * PAGE_BYTES, max_running_requests=32)
+    live: set[str] = set()
+    finished = 0
+    for number in range(2000):
+        tokens = prompt(draw.randint(1, 40), draw.randint(0, 5))
+        engine.add(request(str(number), tokens, max_tokens=draw.randint(0, 6)))
+        live.add(str(number))
+        if draw.random() < 0.3:
+            name = draw.choice(sorted(live))
+            engine.abort(name)
+            live.discard(name)
+        if number % 8 == 0:
+            for output in engine.step():
+                if output.finish_reason is not None:
+                    live.discard(output.request_id)
+                    finished += 1
+    while engine.has_work():
+        for output in engine.step():
+            if output.finish_reason is not None:
+                live.discard(output.request_id)
+                finished += 1
+
+    engine.scheduler.check()
+    stats = engine.stats()
+    assert not live
+    assert finished > 1000
+    assert (stats.held_pages, stats.waiting_pages, stats.num_waiting) == (0, 0, 0)
+    assert stats.free_pages + stats.cached_pages == stats.pool_pages
+    assert engine._sequences == {}
+
+
+def test_logits_that_are_not_finite_end_their_request_alone(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+    good = complete(engine, [request("good", prompt(20))])["good"]
+    decoder = engine.runner._decoder
+    decoder.embedding.weight[77] = float("nan")
+
+    outputs = complete(
+        engine,
+        [
+            request("bad", [*prompt(19), 77]),
+            request("good again", prompt(20)),
+            request("bad too", [*prompt(33), 77, 1, 2]),
+        ],
+    )
+
+    for name in ("bad", "bad too"):
+        assert outputs[name][-1].finish_reason == "error"
+        assert outputs[name][-1].error_reason == "NonFiniteLogits"
+    assert [o.token_ids for o in outputs["good again"]] == [o.token_ids for o in good]
+    assert engine.stats().num_non_finite_logits == 2
+    # What the broken ones wrote is neither found nor seen under a mask.
+    decoder.embedding.weight[77] = 0
+    after = complete(engine, [request(str(n), prompt(3 + 5 * n)) for n in range(12)])
+    assert all(outputs[-1].finish_reason == "length" for outputs in after.values())
+    complete(engine, [request("bad", [*prompt(33), 77, 1, 2])])
+
+
+def test_an_exception_in_the_forward_pass_ends_only_its_cause(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+    forward = engine.runner.forward
+
+    def breaks_on_77(inputs):
+        if 77 in inputs.token_ids.tolist():
+            raise RuntimeError("device-side assert")
+        return forward(inputs)
+
+    object.__setattr__(engine.runner, "forward", breaks_on_77)
+
+    outputs = complete(
+        engine, [request("bad", [1, 77, 2]), *[request(str(n), prompt(9, n)) for n in range(5)]]
+    )
+
+    assert outputs["bad"][-1].error_reason == "InternalError"
+    assert "device-side assert" in outputs["bad"][-1].error
+    for number in range(5):
+        assert outputs[str(number)][-1].finish_reason in ("length", "error")
+
+
+@pytest.mark.parametrize("num_failures", [1, 2, 5])
+def test_running_out_of_memory_splits_the_batch(num_failures, tiny, make_engine, complete):
+    folder, _ = tiny
+    requests = [request(str(n), prompt(20 + n, n)) for n in range(6)]
+    expected = complete(make_engine(folder), requests)
+    engine = make_engine(folder)
+    forward = engine.runner.forward
+    failures = iter(range(num_failures))
+
+    def runs_out(inputs):
+        if next(failures, None) is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(inputs)
+
+    object.__setattr__(engine.runner, "forward", runs_out)
+
+    outputs = complete(engine, requests)
+
+    assert outputs == expected
+    assert engine.stats().num_out_of_memory_retries == num_failures
+    assert engine.scheduler.max_batch_tokens < engine.limits.max_batch_tokens
+
+
+def test_memory_that_never_suffices_ends_in_errors_not_in_a_loop(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+
+    def runs_out(inputs):
+        raise MemoryError
+
+    object.__setattr__(engine.runner, "forward", runs_out)
+
+    outputs = complete(engine, [request(str(n), prompt(40, n)) for n in range(3)])
+
+    assert {o[-1].error_reason for o in outputs.values()} == {"OutOfMemory"}
+    assert not engine.has_work()
+
+
+def test_the_batch_grows_back_after_memory_ran_out(tiny, make_engine, generate):
+    engine = make_engine(tiny[0], max_running_requests=4)
+    engine.scheduler.max_batch_tokens = 8
+
+    generate(engine, [prompt(9)], max_tokens=200)
+
+    assert 8 < engine.scheduler.max_batch_tokens <= engine.limits.max_batch_tokens
+
+
+def test_a_model_in_float16_that_overflows_gives_an_error_not_text(
+    make_checkpoint, make_engine, complete
+):
+    folder, model = make_checkpoint()
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(folder, folder.parent / "overflow", dirs_exist_ok=True)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"] *= 1e6
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+
+    narrow = complete(make_engine(copy, dtype="float16"), [request("a", prompt(9))])["a"]
+    wide = complete(make_engine(copy, dtype="bfloat16"), [request("a", prompt(9))])["a"]
+
+    assert narrow[-1].error_reason == "NonFiniteLogits"
+    assert wide[-1].finish_reason == "length"
+
+
+def test_bfloat16_weights_and_cache_are_served(tiny, make_engine, generate):
+    engine = make_engine(tiny[0], weights="bf16", kv_cache="bf16")
+    mixed = make_engine(tiny[0], dtype="float32", kv_cache="bf16")
+
+    assert engine.stats().page_bytes * 2 == PAGE_BYTES
+    assert mixed.stats().page_bytes * 2 == PAGE_BYTES
+    for subject in (engine, mixed):
+        assert [len(answer) for answer in generate(subject, [prompt(5), prompt(30)])] == [8, 8]
+
+
+def test_random_weights_need_a_config_only(tiny, tmp_path, make_engine, generate):
+    (tmp_path / "config.json").write_text((tiny[0] / "config.json").read_text())
+
+    engine = make_engine(tmp_path, load_format="dummy")
+
+    assert len(generate(engine, [prompt(5)])[0]) == 8
+
+
+def test_more_rows_than_the_tokenizer_has_tokens_are_no_trouble(make_checkpoint, make_engine, generate):
+    folder, _ = make_checkpoint(vocab_size=1003)
+
+    answers = generate(
+        make_engine(folder), [prompt(5, n) for n in range(50)], temperature=2.0, max_tokens=40
+    )
+
+    assert all(0 <= token < 1003 for answer in answers for token in answer)
+
+
+def test_a_model_larger_than_the_limit_says_what_is_missing(tiny):
+    config = EngineConfig(model=tiny[0], device="cpu", memory_limit_bytes=2**20)
+
+    with pytest.raises(ModelTooLarge, match=r"needs [\d,]+ MiB .*may use 1 MiB"):
+        load_engine(config, lambda _: None)
+
+
+def test_a_pool_larger_than_the_limit_is_refused(tiny):
+    config = EngineConfig(
+        model=tiny[0], device="cpu", memory_limit_bytes=2**30, kv_cache_bytes=2**31
+    )
+
+    with pytest.raises(ModelTooLarge):
+        load_engine(config, lambda _: None)
+
+
+def test_a_missing_model_is_said(tmp_path):
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        load_engine(EngineConfig(model=tmp_path / "none", device="cpu"), lambda _: None)
+
+
+def test_a_context_beyond_the_models_positions_is_refused(tiny):
+    with pytest.raises(UnsupportedModel, match="made for 256"):
+        load_engine(EngineConfig(model=tiny[0], max_context_tokens=257), lambda _: None)
+
+
+def test_contradicting_precisions_are_refused(tiny):
+    config = EngineConfig(model=tiny[0], device="cpu", weights="bf16", dtype="float32")
+
+    with pytest.raises(UnsupportedModel, match="bf16"):
+        load_engine(config, lambda _: None)
+
+
+def test_used_and_demand_percent_follow_the_requests(tiny, make_engine):
+    engine = make_engine(tiny[0], kv_cache_bytes=10 * PAGE_BYTES, prefix_cache=True)
+    idle = engine.stats()
+    for number in range(4):
+        engine.add(request(str(number), prompt(60, number), max_tokens=8))
+    engine.step()
+
+    busy = engine.stats()
+
+    assert idle.demand_percent == 0
+    assert busy.demand_percent == pytest.approx(160)
+    assert busy.used_percent > idle.used_percent
+    while engine.has_work():
+        engine.step()
+    after = engine.stats()
+    assert after.demand_percent == 0
+    assert after.cached_pages > 0
+
+
+def test_predicted_weights_are_the_measured_ones(tiny, make_engine):
+    stats = make_engine(tiny[0]).stats()
+
+    assert stats.measured_bytes["weights"] == stats.predicted_bytes["weights"]
+    assert stats.measured_bytes["kv_cache"] == stats.predicted_bytes["kv_cache"]
