@@ -113,8 +113,8 @@ def down() -> None:
     say("the local cluster is down; nothing of it is left")
 
 
-def install(target: Target, *extra: str) -> None:
-    """Install the chart, or upgrade it, and wait for the operator.
+def install(target: Target, *extra: str, chart: Path = CHART) -> None:
+    """Install the chart, or upgrade to it, and wait for the operator.
 
     Raises:
         ClusterError: helm fails, or the operator does not become ready.
@@ -127,7 +127,7 @@ def install(target: Target, *extra: str) -> None:
             f"{prefix}image.repository={repository},{prefix}image.tag={tag}",
         ]
     target.run(
-        "helm", "upgrade", "--install", "deepseek", str(CHART),
+        "helm", "upgrade", "--install", "deepseek", str(chart),
         "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout=3m",
         *values, *extra,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from cluster.certificates import Authority, Pair
 from cluster.control_plane import ControlPlane, Network
 from cluster.errors import ClusterError
 from cluster.network import ClusterNetwork
-from cluster.node import Namespaces, Node, remove_cgroups
+from cluster.node import Namespaces, Node, cluster_cgroup, remove_cgroups
 from cluster.progress import phase, say
 
 DEFAULT_NAME = "default"
@@ -70,7 +70,6 @@ class Cluster:
         return [
             Node(
                 name=f"node{number}",
-                cluster=self.name,
                 state=self.state,
                 network=addresses.node(number),
                 labels={"topology.kubernetes.io/zone": f"zone{number}"},
@@ -109,6 +108,8 @@ class Cluster:
         """
         if os.geteuid() != 0:
             raise ClusterError("the cluster's nodes need root: namespaces, mounts and cgroups")
+        if not 1 <= self.num_nodes <= network.MAX_NODES:
+            raise ClusterError(f"{self.num_nodes} nodes; 1 to {network.MAX_NODES} are possible")
         with self._locked():
             was_up = self.is_up
             # Before the nodes: what is in the store when they start costs them nothing.
@@ -130,7 +131,7 @@ class Cluster:
             processes.stop(
                 [*processes.recorded(self.state), *processes.marked(self.state)], grace_seconds=0
             )
-            busy = remove_cgroups(f"deepseek-{self.name}")
+            busy = remove_cgroups(cluster_cgroup(self.state))
             shutil.rmtree(self.state, ignore_errors=True)
             left = [f"cgroup {folder}" for folder in busy]
             left += [f"process {found.pid}" for found in processes.marked(self.state)]
@@ -243,13 +244,16 @@ class Cluster:
 
     def _fix(self) -> None:
         """Choose what stays as it is while the cluster lives."""
-        taken = {
-            json.loads(other.read_text())["index"]
-            for other in places.clusters().glob("*/fixed.json")
-        }
-        chosen = {"index": network.choose(taken).index, "num_nodes": self.num_nodes}
-        self.state.mkdir(parents=True, exist_ok=True)
-        (self.state / "fixed.json").write_text(json.dumps(chosen))
+        folder = places.clusters()
+        with (folder / ".addresses.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            taken = {
+                json.loads(other.read_text())["index"] for other in folder.glob("*/fixed.json")
+            }
+            chosen = network.choose(taken, network.routed())
+            self.state.mkdir(parents=True, exist_ok=True)
+            fixed = {"index": chosen.index, "num_nodes": self.num_nodes}
+            (self.state / "fixed.json").write_text(json.dumps(fixed))
 
     def _fixed(self, name: str) -> int:
         try:

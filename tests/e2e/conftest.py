@@ -1,0 +1,50 @@
+"""One cluster for all end-to-end tests, the chart installed in it, a namespace for each test."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/e2e")]
+
+from cluster import Cluster, images, programs  # noqa: E402
+from demo import Target, install  # noqa: E402
+from site_under_test import Namespace, Site  # noqa: E402
+
+CLUSTER = "e2e"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What looks at all that the others did comes last; uninstalling, just before."""
+    last = ("test_lifecycle.py", "test_permissions.py")
+    items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    """The cluster with Prometheus and the chart; it is taken down at the end."""
+    cluster = Cluster(CLUSTER)
+    cluster.down()
+    try:
+        cluster.up(with_images=True, metrics=True)
+        programs.ensure(["helm"])
+        built = images.references()
+        target = Target(str(cluster.kubeconfig), built["operator"], built["worker"], cluster)
+        install(target)
+        yield Site(cluster, target)
+    finally:
+        assert cluster.down() == []
+
+
+@pytest.fixture
+def namespace(site: Site, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """A namespace of the test's own under restricted pod security."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:50].strip("-")
+    found = site.in_namespace(name)
+    site.kubectl("create", "namespace", name)
+    site.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    yield found
+    site.kubectl("delete", "namespace", name, "--wait=false")

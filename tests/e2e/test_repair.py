@@ -1,0 +1,129 @@
+"""Whatever happens to the children or to the operator, the right state comes back."""
+
+import json
+
+import pytest
+
+from site_under_test import DSD, OPERATOR, Namespace, Site, eventually
+
+pytestmark = pytest.mark.e2e
+
+CHILDREN = {
+    "deployment": "smollm2-primary",
+    "service": "smollm2",
+    "poddisruptionbudget": "smollm2",
+    "serviceaccount": "smollm2",
+    "networkpolicy": "smollm2",
+    "secret": "smollm2-state-token",
+}
+DRIFT = {
+    "deployment": {"spec": {"template": {"spec": {"serviceAccountName": "default"}}}},
+    "service": {"spec": {"selector": {"deepseek.dev/deployment": "another"}}},
+    "poddisruptionbudget": {"spec": {"maxUnavailable": "100%"}},
+    "networkpolicy": {"spec": {"ingress": [{}]}},
+    "serviceaccount": {"automountServiceAccountToken": True},
+}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_a_deleted_child_comes_back(namespace: Namespace, kind: str) -> None:
+    name = CHILDREN[kind]
+    namespace.serve()
+    old = eventually(lambda: namespace.get(kind, name), 20, f"{kind} exists")["metadata"]["uid"]
+
+    namespace.kubectl("delete", kind, name, "--wait=false")
+
+    eventually(
+        lambda: namespace.get(kind, name)["metadata"]["uid"] != old, 20, f"a new {kind} exists"
+    )
+
+
+@pytest.mark.parametrize("kind", DRIFT)
+def test_a_changed_child_is_set_right(namespace: Namespace, kind: str) -> None:
+    name = CHILDREN[kind]
+    namespace.serve()
+    wanted = eventually(lambda: namespace.get(kind, name), 20, f"{kind} exists")
+
+    namespace.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(DRIFT[kind]))
+
+    def is_as_before() -> bool:
+        now = namespace.get(kind, name)
+        if kind == "serviceaccount":
+            return now.get("automountServiceAccountToken") == wanted.get(
+                "automountServiceAccountToken"
+            )
+        return bool(now["spec"] == wanted["spec"])
+
+    eventually(is_as_before, 20, f"{kind} is as it was")
+
+
+def test_an_operator_killed_in_the_middle_finishes_after_its_restart(
+    site: Site, namespace: Namespace
+) -> None:
+    for number in range(8):
+        namespace.serve(f"killed-{number}", replicas=0)
+    site.system.kubectl(
+        "delete", "pods", "-l", "app.kubernetes.io/name=deepseek-operator",
+        "--force", "--grace-period=0",
+    )  # fmt: skip
+
+    for number in range(8):
+        for kind, name in CHILDREN.items():
+            eventually(
+                lambda kind=kind, name=name, number=number: namespace.get(
+                    kind, name.replace("smollm2", f"killed-{number}")
+                ),
+                60,
+                f"{kind} of killed-{number} exists",
+            )
+        assert len(namespace.items("deployments", f"deepseek.dev/deployment=killed-{number}")) == 1
+
+
+def test_two_operators_do_the_work_of_one(site: Site, namespace: Namespace) -> None:
+    site.system.kubectl("scale", OPERATOR, "--replicas=2")
+    try:
+        eventually(
+            lambda: len(site.system.items("pods", "app.kubernetes.io/name=deepseek-operator")) == 2,
+            30, "two operator pods",
+        )  # fmt: skip
+        namespace.serve("alone", replicas=0)
+        eventually(lambda: namespace.get("service", "alone"), 30, "the Service")
+        holder = site.system.get("lease", "deepseek-operator")["spec"]["holderIdentity"]
+        pods = site.system.items("pods", "app.kubernetes.io/name=deepseek-operator")
+
+        assert holder in {pod["metadata"]["name"] for pod in pods}
+        reports = [
+            event
+            for event in namespace.items("events")
+            if event["involvedObject"]["name"] == "alone"
+        ]
+        assert {event["source"].get("component") for event in reports} == {"deepseek-operator"}
+        assert len(reports) == len({event["reason"] for event in reports})
+    finally:
+        site.system.kubectl("scale", OPERATOR, "--replicas=1")
+        site.system.kubectl("rollout", "status", OPERATOR, "--timeout=60s")
+
+
+def test_deleting_works_while_the_operator_is_gone(site: Site, namespace: Namespace) -> None:
+    namespace.serve("orphan", replicas=0)
+    eventually(lambda: namespace.get("service", "orphan"), 30, "the Service")
+    site.system.kubectl("scale", OPERATOR, "--replicas=0")
+    try:
+        eventually(
+            lambda: not site.system.items("pods", "app.kubernetes.io/name=deepseek-operator"),
+            60, "no operator pod",
+        )  # fmt: skip
+
+        namespace.kubectl("delete", DSD, "orphan", "--timeout=30s")
+
+        for kind in CHILDREN:
+            eventually(
+                lambda kind=kind: (
+                    not namespace.items(kind, "app.kubernetes.io/managed-by=deepseek-operator")
+                ),
+                60,
+                f"no {kind} is left",
+            )
+    finally:
+        site.system.kubectl("scale", OPERATOR, "--replicas=1")
+        site.system.kubectl("rollout", "status", OPERATOR, "--timeout=60s")
