@@ -1,7 +1,7 @@
 """Writes every file that is derived from another, or checks that each is as it would be written.
 
-    python tools/generate.py write
-    python tools/generate.py --check
+    python tools/generate.py            # write
+    python tools/generate.py --check    # change nothing, fail on differences
 
 `OUTPUTS` is the whole list. Outputs are committed, so that a diff shows what a change means and
 nobody needs the tools to read or install the result.
@@ -20,9 +20,12 @@ for part in ("tools", "contract", "operator", "worker"):
 
 import chart_values  # noqa: E402
 import crds  # noqa: E402
+import reference  # noqa: E402
+import rendering  # noqa: E402
 import text_files  # noqa: E402
 
 CHART = "charts/deepseek-operator"
+REFERENCE = "docs/reference"
 
 Output = tuple[str, Callable[[], str]]
 
@@ -42,26 +45,41 @@ def outputs() -> list[Output]:
         (f"{CHART}/values.schema.json", chart_values.schema_json),
         (f"{CHART}/templates/_settings.tpl", chart_values.settings_template),
         (f"{CHART}/templates/_permissions.tpl", chart_values.permissions_template),
+        (f"{REFERENCE}/deepseekdeployment.md", partial(reference.deployment_page, crds.DEPLOYMENT)),
+        (f"{REFERENCE}/deepseektenant.md", partial(reference.tenant_page, crds.TENANT)),
+        (f"{REFERENCE}/metrics.md", reference.metrics_page),
+        (f"{REFERENCE}/settings.md", reference.settings_page),
+        (f"{REFERENCE}/values.md", reference.values_page),
+        (f"{REFERENCE}/worker.md", reference.worker_page),
+        # Last, since it reads what the chart's generators have written.
+        *(
+            (f"manifests/rendered/{scope}.yaml", partial(rendering.rendered, scope))
+            for scope in rendering.SCOPES
+        ),
     ]
 
 
 def write(root: Path = REPOSITORY) -> list[str]:
     """Write what differs, and say which files those were."""
     changed = []
-    for path, text in _differing(root):
+    for path, produce in outputs():
+        text = produce()
         target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-        changed.append(path)
+        if _differs(target, text):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            changed.append(path)
     return changed
 
 
 def check(root: Path = REPOSITORY) -> list[str]:
     """A unified diff for each file that is not as it would be written; nothing is changed."""
     diffs = []
-    for path, text in _differing(root):
-        target = root / path
-        present = target.read_text(encoding="utf-8") if target.exists() else ""
+    for path, produce in outputs():
+        text = produce()
+        if not _differs(root / path, text):
+            continue
+        present = (root / path).read_text(encoding="utf-8") if (root / path).exists() else ""
         lines = difflib.unified_diff(
             present.splitlines(),
             text.splitlines(),
@@ -74,34 +92,24 @@ def check(root: Path = REPOSITORY) -> list[str]:
     return diffs
 
 
-def _differing(root: Path) -> list[tuple[str, str]]:
-    found = []
-    for path, produce in outputs():
-        text = produce()
-        target = root / path
-        if not target.exists() or target.read_bytes() != text.encode():
-            found.append((path, text))
-    return found
+def _differs(target: Path, text: str) -> bool:
+    return not target.exists() or target.read_bytes() != text.encode()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", nargs="?", choices=["write"], help="write what differs")
     parser.add_argument("--check", action="store_true", help="change nothing; fail on differences")
-    chosen = parser.parse_args(arguments)
-    if chosen.check == (chosen.action == "write"):
-        parser.error("give either `write` or `--check`")
-    if chosen.check:
-        diffs = check()
-        for diff in diffs:
-            print(diff)
-        if diffs:
-            print(f"{len(diffs)} generated files differ; run: make gen", file=sys.stderr)
-        return 1 if diffs else 0
-    for path in write():
-        print(f"wrote {path}")
-    return 0
+    if not parser.parse_args(arguments).check:
+        for path in write():
+            print(f"wrote {path}")
+        return 0
+    diffs = check()
+    for diff in diffs:
+        print(diff)
+    if diffs:
+        print(f"{len(diffs)} generated files differ; run: make gen", file=sys.stderr)
+    return 1 if diffs else 0
 
 
 if __name__ == "__main__":
