@@ -193,7 +193,7 @@ class Engine:
         return self.scheduler.has_work()
 
     def step(self) -> list[Output]:
-        """Compute one batch; returns what it produced."""
+        """Compute one batch; returns what it produced, nothing when there is no work."""
         batch = self.scheduler.schedule()
         results = compute_what_fits(batch.entries, self._compute, self._recover_memory)
         outputs = [self._commit(entry, results[entry]) for entry in batch.entries]

@@ -46,6 +46,8 @@ def compute_what_fits(
         on_exhaustion: Called with the number of tokens that memory did not suffice for.
         num_halvings: How often the batch was halved to get here.
     """
+    if not entries:
+        return {}
     try:
         return compute(entries)
     except Exception as error:
