@@ -17,6 +17,7 @@ from deepseek_kernels.matmul_w4a16 import (
 )
 from deepseek_kernels.matmul_w8a8 import matmul_w8a8, quantize
 from deepseek_kernels.matmul_w8a16 import matmul_w8a16, quantize_weight, quantize_weight_blocks
+from deepseek_kernels.mla_decode import mla_decode
 from deepseek_kernels.norm import (
     layer_norm,
     layer_norm_quantize,
@@ -29,12 +30,16 @@ from deepseek_kernels.page_copy import (
     gather_pages,
     scatter_pages,
 )
+from deepseek_kernels.page_scoring import page_scores, select_pages, update_page_bounds
+from deepseek_kernels.paged_decode import decode_workspace, paged_decode
+from deepseek_kernels.paged_prefill import paged_prefill
 from deepseek_kernels.sampling import sample
 
 __all__ = [
     "UnsupportedDevice",
     "copy_pages_from_host",
     "copy_pages_to_host",
+    "decode_workspace",
     "gather_pages",
     "get_backend",
     "layer_norm",
@@ -43,8 +48,12 @@ __all__ = [
     "matmul_w4a16",
     "matmul_w8a8",
     "matmul_w8a16",
+    "mla_decode",
     "mla_rope_kv_write",
     "pack_w4a16",
+    "page_scores",
+    "paged_decode",
+    "paged_prefill",
     "quantize",
     "quantize_w4a16",
     "quantize_weight",
@@ -54,8 +63,10 @@ __all__ = [
     "rope_kv_write",
     "sample",
     "scatter_pages",
+    "select_pages",
     "set_backend",
     "silu_mul",
     "silu_mul_quantize",
     "unpack_w4a16",
+    "update_page_bounds",
 ]

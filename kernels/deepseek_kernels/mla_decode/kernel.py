@@ -1,0 +1,248 @@
+"""Programs share the tiles of all sequences evenly, as in `paged_decode`, per block of heads.
+
+Programs that take the same tiles for different heads run side by side, so that the second
+finds the latents in the L2 cache. One tile of latents serves as keys and as values.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepseek_kernels._backend import multiprocessors
+from deepseek_kernels._configs import pick
+from deepseek_kernels.mla_decode.reference import LATENT, ROPE
+from deepseek_kernels.paged_decode.kernel import (
+    FP8,
+    LOG2_E,
+    combine,
+    dot_type,
+    first_tile,
+    half,
+    locate,
+    normalised,
+    part_blocks,
+    program_of,
+    split_workspace,
+)
+
+
+@triton.jit(do_not_specialize=["num_sequences"])
+def mla_decode_kernel(
+    query_ptr,
+    cache_ptr,
+    cache_scale_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    part_ptr,
+    stats_ptr,
+    arrived_ptr,
+    num_sequences,
+    scale_log2,
+    stride_query_sequence,
+    stride_query_head,
+    stride_page,
+    stride_slot,
+    stride_table,
+    stride_length,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    DOT: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SEQUENCES: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST_TILES: tl.constexpr,
+    BLOCK_PART: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    # An 8-bit cache is read as pairs, columns 2i and 2i + 1 in one 16-bit element.
+    STEP: tl.constexpr = 2 if PAIRS else 1
+    BLOCK_C: tl.constexpr = LATENT // STEP
+    BLOCK_R: tl.constexpr = ROPE // STEP
+    i_block = tl.program_id(0)
+    i_program = tl.program_id(1)
+    num_blocks = tl.num_programs(0)
+    o_head = i_block * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_c = tl.arange(0, BLOCK_C)
+    o_r = tl.arange(0, BLOCK_R)
+    m_head = o_head < HEADS
+
+    o_sequence = tl.arange(0, BLOCK_SEQUENCES)
+    m_sequence = o_sequence < num_sequences
+    b_length = tl.load(lengths_ptr + o_sequence * stride_length, mask=m_sequence, other=0)
+    b_tiles = tl.where(m_sequence, tl.maximum(tl.cdiv(b_length, BLOCK_N), 1), 0)
+    b_ends = tl.cumsum(b_tiles, 0)
+    total = tl.max(b_ends, 0)
+    num_programs = tl.minimum(tl.num_programs(1), tl.cdiv(total, LEAST_TILES))
+    tile = first_tile(tl.minimum(i_program, num_programs), total, num_programs)
+    end = first_tile(tl.minimum(i_program + 1, num_programs), total, num_programs)
+
+    while tile < end:
+        i_item, item_begin = locate(b_ends, tile)
+        i_sequence = i_item.to(tl.int64)
+        length = tl.load(lengths_ptr + i_sequence * stride_length)
+        item_tiles = tl.maximum(tl.cdiv(length, BLOCK_N), 1)
+        count = tl.minimum(end, item_begin + item_tiles) - tile
+
+        p_query = query_ptr + i_sequence * stride_query_sequence
+        p_query += o_head[:, None] * stride_query_head
+        p_rope = p_query + LATENT + STEP * o_r[None, :]
+        p_query += STEP * o_c[None, :]
+        b_query = tl.load(p_query, mask=m_head[:, None], other=0.0).to(DOT)
+        b_rope = tl.load(p_rope, mask=m_head[:, None], other=0.0).to(DOT)
+        factor = 1.0
+        if PAIRS:
+            b_query_odd = tl.load(p_query + 1, mask=m_head[:, None], other=0.0).to(DOT)
+            b_rope_odd = tl.load(p_rope + 1, mask=m_head[:, None], other=0.0).to(DOT)
+            b_acc_odd = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+            if HAS_SCALE:
+                factor = tl.load(cache_scale_ptr)
+        b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
+        b_sum = tl.zeros([BLOCK_H], tl.float32)
+        b_acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+
+        p_table = table_ptr + i_sequence * stride_table
+        first = (tile - item_begin) * BLOCK_N
+        for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
+            o_n = start + tl.arange(0, BLOCK_N)
+            m_n = o_n < length
+            b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0).to(tl.int64)
+            p_row = cache_ptr + (b_page * stride_page + (o_n % PAGE) * stride_slot)[:, None]
+            b_latent = tl.load(p_row + o_c[None, :], mask=m_n[:, None], other=0)
+            b_key = tl.load(p_row + BLOCK_C + o_r[None, :], mask=m_n[:, None], other=0)
+
+            if PAIRS:
+                b_even = half(b_latent, False, FP8, ASSEMBLY).to(DOT)
+                b_odd = half(b_latent, True, FP8, ASSEMBLY).to(DOT)
+                b_key_even = half(b_key, False, FP8, ASSEMBLY).to(DOT)
+                b_key_odd = half(b_key, True, FP8, ASSEMBLY).to(DOT)
+                b_scores = tl.dot(b_query, tl.trans(b_even), input_precision="ieee")
+                b_scores = tl.dot(b_query_odd, tl.trans(b_odd), b_scores, input_precision="ieee")
+                b_scores = tl.dot(b_rope, tl.trans(b_key_even), b_scores, input_precision="ieee")
+                b_scores = tl.dot(b_rope_odd, tl.trans(b_key_odd), b_scores, input_precision="ieee")
+            else:
+                b_scores = tl.dot(b_query, tl.trans(b_latent), input_precision="ieee")
+                b_scores = tl.dot(b_rope, tl.trans(b_key), b_scores, input_precision="ieee")
+            b_scores = tl.where(m_n[None, :], b_scores * (scale_log2 * factor), float("-inf"))
+
+            b_new = tl.maximum(b_max, tl.max(b_scores, 1))
+            b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
+            b_old = tl.exp2(b_max - b_safe)
+            b_weights = tl.exp2(b_scores - b_safe[:, None])
+            b_sum = b_sum * b_old + tl.sum(b_weights, 1)
+            b_max = b_new
+            b_weights = b_weights.to(DOT)
+            b_acc *= b_old[:, None]
+            if PAIRS:
+                b_acc_odd *= b_old[:, None]
+                b_acc = tl.dot(b_weights, b_even, b_acc, input_precision="ieee")
+                b_acc_odd = tl.dot(b_weights, b_odd, b_acc_odd, input_precision="ieee")
+            else:
+                b_acc = tl.dot(b_weights, b_latent, b_acc, input_precision="ieee")
+
+        o_d = tl.arange(0, LATENT)
+        o_h = tl.arange(0, BLOCK_H)
+        if PAIRS:
+            b_whole = tl.reshape(tl.join(b_acc, b_acc_odd), [BLOCK_H, LATENT]) * factor
+        else:
+            b_whole = b_acc
+        p_item = out_ptr + (i_sequence * HEADS + i_block * BLOCK_H) * LATENT
+        if count == item_tiles:
+            b_out = normalised(b_whole, b_sum).to(out_ptr.dtype.element_ty)
+            p_out = p_item + o_h[:, None] * LATENT + o_d[None, :]
+            tl.store(p_out, b_out, mask=m_head[:, None])
+        else:
+            slot = ((i_program + i_item) * num_blocks + i_block).to(tl.int64)
+            p_part = part_ptr + slot * (BLOCK_H * LATENT) + o_h[:, None] * LATENT + o_d[None, :]
+            tl.store(p_part, b_whole)
+            p_stats = stats_ptr + slot * (2 * BLOCK_H) + o_h
+            tl.store(p_stats, b_max)
+            tl.store(p_stats + BLOCK_H, b_sum)
+            # The barrier orders every thread's stores before the one thread's count.
+            tl.debug_barrier()
+            first_program = program_of(item_begin, total, num_programs)
+            last_program = program_of(item_begin + item_tiles - 1, total, num_programs)
+            p_arrived = arrived_ptr + i_item * num_blocks + i_block
+            arrived = tl.atomic_add(p_arrived, 1, sem="acq_rel")
+            if arrived == last_program - first_program:
+                combine(
+                    part_ptr,
+                    stats_ptr,
+                    p_item,
+                    (first_program + i_item) * num_blocks + i_block,
+                    last_program - first_program + 1,
+                    STRIDE=tl.num_programs(0),
+                    ROWS=HEADS - i_block * BLOCK_H,
+                    COLUMNS=LATENT,
+                    M=BLOCK_H,
+                    N=LATENT,
+                    BLOCK_N=BLOCK_PART,
+                    PARTS=PARTS,
+                )
+                tl.store(p_arrived, 0)
+        tile += count
+
+
+def mla_decode(
+    query: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    cache_scale: Tensor | None,
+    workspace: Tensor | None,
+) -> Tensor:
+    """Launch the kernel for `reference.mla_decode`."""
+    sequences, heads, _ = query.shape
+    out = torch.empty((sequences, heads, LATENT), dtype=query.dtype, device=query.device)
+    if out.numel() == 0:
+        return out
+    pairs = cache.element_size() == 1
+    config = pick("mla_decode", bytes=query.element_size(), heads=heads)
+    block_h = config["heads"]
+    blocks = triton.cdiv(heads, block_h)
+    programs = max(1, config["programs"] * multiprocessors(query.device) // blocks)
+    parts, stats, arrived = split_workspace(
+        query.device, programs * blocks, sequences * blocks, block_h, LATENT, workspace
+    )
+    if pairs:
+        cache = cache.view(torch.int16)
+    mla_decode_kernel[(blocks, programs)](
+        query,
+        cache,
+        cache_scale,
+        page_table,
+        lengths,
+        out,
+        parts,
+        stats,
+        arrived,
+        sequences,
+        scale * LOG2_E,
+        *query.stride()[:2],
+        *cache.stride()[:2],
+        page_table.stride(0),
+        lengths.stride(0),
+        PAGE=cache.shape[1],
+        HEADS=heads,
+        PAIRS=pairs,
+        HAS_SCALE=cache_scale is not None,
+        ASSEMBLY=not triton.knobs.runtime.interpret,
+        DOT=dot_type(query, int(pairs)),
+        LATENT=LATENT,
+        ROPE=ROPE,
+        BLOCK_SEQUENCES=triton.next_power_of_2(sequences),
+        BLOCK_H=block_h,
+        BLOCK_N=config["tokens"],
+        LEAST_TILES=config["least_tiles"],
+        **part_blocks(block_h, LATENT),
+        num_warps=config["num_warps"],
+        num_stages=config["num_stages"],
+    )
+    return out
