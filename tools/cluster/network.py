@@ -6,6 +6,7 @@ other end lies in the switch, so it goes when the switch's process ends.
 
 import ipaddress
 import json
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,25 +76,30 @@ class ClusterNetwork:
         )
 
 
-def choose(taken: set[int]) -> ClusterNetwork:
-    """The first set of addresses that no cluster and no route of this machine uses.
+def routed() -> list[ipaddress.IPv4Network]:
+    """The networks that this machine has routes to, the default route aside."""
+    listed = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
+    return [
+        ipaddress.IPv4Network(route["dst"])
+        for route in listed
+        if route["dst"] != "default" and route.get("type", "unicast") == "unicast"
+    ]
+
+
+def choose(taken: Collection[int], routes: Sequence[ipaddress.IPv4Network]) -> ClusterNetwork:
+    """The first set of addresses that no other cluster and no route of this machine uses.
 
     Raises:
         ClusterError: there is none.
     """
-    routes = [
-        ipaddress.ip_network(route["dst"])
-        for route in json.loads(run("ip", "-4", "-json", "route", "show", "table", "all"))
-        if route["dst"] != "default" and route.get("type", "unicast") == "unicast"
-    ]
     for index in range(MAX_CLUSTERS):
         network = ClusterNetwork(index)
         own = (network.nodes, network.pods, network.services)
         if index not in taken and not any(part.overlaps(route) for part in own for route in routes):
             return network
     raise ClusterError(
-        f"this machine's routes leave no room for a cluster in {_NODES}, {_PODS} and {_SERVICES}; "
-        "see `ip route`, and end clusters that are not needed"
+        f"{len(taken)} clusters and this machine's routes leave no room in {_NODES}, {_PODS} and "
+        f"{_SERVICES} for another; see `ip route`, and end clusters that are not needed"
     )
 
 

@@ -6,6 +6,7 @@ containerd, shims and pods together, and leaves no mount, no bridge and no firew
 Inside, the usual paths hold: /var/lib/kubelet, /run/containerd/containerd.sock, /var/log/pods.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -112,7 +113,6 @@ class Node:
     """One node of a cluster; its folder lives as long as the cluster, over restarts."""
 
     name: str
-    cluster: str
     state: Path
     """The cluster's folder."""
     network: NodeNetwork
@@ -126,7 +126,7 @@ class Node:
     @property
     def cgroup(self) -> str:
         """Root of the node's cgroups, in every controller."""
-        return f"deepseek-{self.cluster}/{self.name}"
+        return f"{cluster_cgroup(self.state)}/{self.name}"
 
     @property
     def namespaces(self) -> Namespaces | None:
@@ -349,6 +349,11 @@ def run(*words: str | Path, stdin: str | None = None) -> str:
         said = (done.stderr or done.stdout).strip()
         raise ClusterError(f"{' '.join(str(word) for word in words)} failed: {said}")
     return done.stdout
+
+
+def cluster_cgroup(state: Path) -> str:
+    """The cgroup of the nodes of the cluster in a folder, unlike that of its namesakes."""
+    return f"deepseek-{state.name}-{hashlib.sha256(str(state).encode()).hexdigest()[:8]}"
 
 
 def remove_cgroups(path: str, seconds: float = 5.0) -> list[str]:

@@ -103,7 +103,7 @@ def recorded(state: Path) -> list[Process]:
     """The processes that the cluster's folder knows of, alive or not."""
     found = []
     for record in sorted((state / "processes").glob("*.json")):
-        with suppress(ValueError, TypeError):  # cut off by a crash while it was written
+        with suppress(ValueError, TypeError, KeyError):  # cut off by a crash while it was written
             fields = json.loads(record.read_text(encoding="utf-8"))
             found.append(Process(**{**fields, "argv": tuple(fields["argv"])}))
     return found
