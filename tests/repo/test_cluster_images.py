@@ -109,3 +109,11 @@ def test_pip_settings_leave_out_folders_of_this_machine(tmp_path):
     environment = {"PIP_FIND_LINKS": "/opt/wheels", "PIP_CACHE_DIR": "/c", "PIP_RETRIES": "3"}
 
     assert images.pip_settings(environment, [tmp_path / "none"]) == "[global]\nretries = 3\n"
+
+
+def test_a_snapshot_has_the_same_tags_and_permissions_that_anybody_may_read(tmp_path):
+    images.snapshot(places.REPOSITORY, tmp_path)
+
+    assert images.references(tmp_path) == images.references()
+    for path in tmp_path.rglob("*"):
+        assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)

@@ -112,6 +112,9 @@ class Cluster:
             raise ClusterError(f"{self.num_nodes} nodes; 1 to {network.MAX_NODES} are possible")
         with self._locked():
             was_up = self.is_up
+            if with_images and not images.is_built() and not programs.is_built("kubelet"):
+                needed = programs.FREE_BYTES_TO_BUILD + images.FREE_BYTES_TO_BUILD
+                programs.check_disk(places.clusters(), needed, "build everything, once")
             # Before the nodes: what is in the store when they start costs them nothing.
             own = images.ensure() if with_images else {}
             if not was_up:
@@ -267,13 +270,22 @@ class Cluster:
     def _locked(self) -> Iterator[None]:
         """Let one command at a time change the cluster; a second one waits and says so."""
         places.clusters().mkdir(parents=True, exist_ok=True)
-        with (places.clusters() / f".{self.name}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"another command is at work on cluster {self.name!r}; waiting for it")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        path = places.clusters() / f".{self.name}.lock"
+        while True:
+            with path.open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    say(f"another command is at work on cluster {self.name!r}; waiting for it")
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                # The holder before may have removed the file, and this is nobody's lock then.
+                if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+                    try:
+                        yield
+                    finally:
+                        if not self.state.exists():
+                            path.unlink()
+                    return
 
 
 def _mounts_below(folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from cluster import debian, places, programs, store
 from cluster.errors import ClusterError
 from cluster.progress import phase, say
 
-FREE_BYTES_TO_BUILD = 25 * 2**30
+FREE_BYTES_TO_BUILD = 20 * 2**30
 """torch with CUDA, three times: as buildah's layer, as a blob, and unpacked in the store."""
 BASE_PACKAGES = ("ca-certificates", "python3", "python3-pip")
 BASE_RECIPE = """\
@@ -69,12 +69,9 @@ IMAGES = (
 )
 
 
-def references() -> dict[str, str]:
+def references(tree: Path = places.REPOSITORY) -> dict[str, str]:
     """Name of each image to its full reference for the tree as it is now."""
-    return {
-        image.name: f"localhost/deepseek-{image.name}:{tag(places.REPOSITORY, image)}"
-        for image in IMAGES
-    }
+    return {image.name: f"localhost/deepseek-{image.name}:{tag(tree, image)}" for image in IMAGES}
 
 
 def tag(repository: Path, image: Image) -> str:
@@ -87,33 +84,58 @@ def tag(repository: Path, image: Image) -> str:
 
 
 def ensure() -> dict[str, str]:
-    """Build what is not built yet, bring it into the store, and return `references()`.
+    """Build what is not built yet, bring it into the store, and return each image's reference.
 
     Raises:
         ClusterError: not root, the disk is too full, or a build fails; the message has its end.
     """
-    wanted = references()
-    with store.locked():
+    with store.locked(), tempfile.TemporaryDirectory(prefix="deepseek-images-") as folder:
+        tree = Path(folder)
+        snapshot(places.REPOSITORY, tree)
+        wanted = references(tree)
         present = store.layout().references()
         missing = [image for image in IMAGES if wanted[image.name] not in present]
-        if not missing:
-            _drop_stale(wanted.values())
-            return wanted
-        if os.geteuid() != 0:
-            raise ClusterError("building images needs root: overlay mounts and chroot")
-        debian.ensure(debian.IMAGES, debian.NODES)
-        if not present & {_base_reference()} and not _buildah_has(_base_reference()):
-            programs.check_disk(places.images(), FREE_BYTES_TO_BUILD, "build the images")
-            _build_base()
-        for image in missing:
-            with phase(f"built {wanted[image.name]}"):
-                _build(image, wanted[image.name])
-            with phase(f"exported {wanted[image.name]}"):
-                _export(wanted[image.name])
-        with phase("unpacked the images into the store"):
-            store.add([wanted[image.name] for image in missing])
-            _drop_stale(wanted.values())
+        if missing:
+            _build_all(tree, {image: wanted[image.name] for image in missing})
+        _drop_stale(wanted.values())
     return wanted
+
+
+def snapshot(repository: Path, target: Path) -> None:
+    """Copy what the images are built from, so that an edit meanwhile cannot mix two states.
+
+    Permissions become the same on every machine: they count in an image and in buildah's cache.
+    """
+    for image in IMAGES:
+        for file in _files(repository, (image.dockerfile, ".dockerignore", *image.inputs)):
+            copy = target / file.relative_to(repository)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+            copy.chmod(0o644)
+    for folder in (path for path in target.rglob("*") if path.is_dir()):
+        folder.chmod(0o755)
+
+
+def is_built() -> bool:
+    """Whether the layers that take long were built at some time."""
+    return _storage().exists()
+
+
+def _build_all(tree: Path, wanted: Mapping[Image, str]) -> None:
+    if os.geteuid() != 0:
+        raise ClusterError("building images needs root: overlay mounts and chroot")
+    debian.ensure(debian.IMAGES, debian.NODES)
+    if not _buildah_has(_base_reference()):
+        programs.check_disk(places.images(), FREE_BYTES_TO_BUILD, "build the images")
+        say("building the images from nothing, about 7 minutes, once:")
+        _build_base()
+    for image, reference in wanted.items():
+        with phase(f"built {reference}"):
+            _build(tree, image, reference)
+        with phase(f"exported {reference}"):
+            _export(reference)
+    with phase("unpacked the images into the store"):
+        store.add(wanted.values())
 
 
 def _drop_stale(keep: Iterable[str]) -> None:
@@ -131,7 +153,7 @@ def _drop_stale(keep: Iterable[str]) -> None:
             _buildah("rmi", name)
 
 
-def _build(image: Image, reference: str) -> None:
+def _build(tree: Path, image: Image, reference: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "pip.conf"
         settings.write_text(pip_settings(os.environ, _pip_files()), encoding="utf-8")
@@ -139,7 +161,7 @@ def _build(image: Image, reference: str) -> None:
         _buildah(
             "bud", "--layers", "--from", _base_reference(), "--tag", reference,
             *(word for volume in volumes for word in ("--volume", volume)),
-            "--file", image.dockerfile, ".",
+            "--file", str(tree / image.dockerfile), str(tree),
         )  # fmt: skip
 
 

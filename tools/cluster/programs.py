@@ -110,6 +110,11 @@ def path(name: str) -> Path:
     return places.binaries() / f"{name}-{version(program)}"
 
 
+def is_built(name: str) -> bool:
+    """Whether the program is there in the version that is wanted."""
+    return path(name).exists()
+
+
 def ensure(names: Iterable[str]) -> dict[str, Path]:
     """Build what is missing among `names`, in that order, and return where each program is.
 
@@ -117,12 +122,12 @@ def ensure(names: Iterable[str]) -> dict[str, Path]:
         ClusterError: Go is missing, the disk is too full, or a build fails.
     """
     wanted = list(names)
-    if all(path(name).exists() for name in wanted):
+    if all(is_built(name) for name in wanted):
         return {name: path(name) for name in wanted}
     places.binaries().mkdir(parents=True, exist_ok=True)
     with (places.binaries() / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [PROGRAMS[name] for name in wanted if not path(name).exists()]
+        missing = [PROGRAMS[name] for name in wanted if not is_built(name)]
         if missing:
             _check(missing)
         for program in missing:

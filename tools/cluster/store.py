@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def locked() -> Iterator[None]:
         yield
 
 
-def add(references: Collection[str]) -> None:
+def add(references: Iterable[str]) -> None:
     """Unpack images of the layout into the store; the caller holds `locked`."""
     with _containerd() as containerd:
         missing = set(references) - containerd.images()
