@@ -59,10 +59,10 @@ def outputs() -> list[Output]:
     ]
 
 
-def write(root: Path = REPOSITORY) -> list[str]:
+def write(root: Path = REPOSITORY, listed: list[Output] | None = None) -> list[str]:
     """Write what differs, and say which files those were."""
     changed = []
-    for path, produce in outputs():
+    for path, produce in listed or outputs():
         text = produce()
         target = root / path
         if _differs(target, text):
@@ -72,10 +72,10 @@ def write(root: Path = REPOSITORY) -> list[str]:
     return changed
 
 
-def check(root: Path = REPOSITORY) -> list[str]:
+def check(root: Path = REPOSITORY, listed: list[Output] | None = None) -> list[str]:
     """A unified diff for each file that is not as it would be written; nothing is changed."""
     diffs = []
-    for path, produce in outputs():
+    for path, produce in listed or outputs():
         text = produce()
         if not _differs(root / path, text):
             continue

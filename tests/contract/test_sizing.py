@@ -1,7 +1,9 @@
 """Sizing against published parameter counts, vLLM's table of KV bytes and a real file."""
 
 import pytest
+from gguf import GGUFReader
 
+import model
 from deepseek_contract.sizing import (
     Prediction,
     UnknownShapeError,
@@ -220,10 +222,10 @@ def test_a_gguf_of_another_architecture_is_refused_by_name() -> None:
 
 
 @pytest.mark.model
-def test_the_embedded_model_has_exactly_the_parameters_that_its_shape_tells(
-    smollm2_gguf: tuple[dict[str, object], dict[str, int]],
-) -> None:
-    metadata, num_elements = smollm2_gguf
+def test_the_embedded_model_has_exactly_the_parameters_that_its_shape_tells() -> None:
+    reader = GGUFReader(model.fetch())
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    num_elements = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
 
     shape = shape_of_gguf(metadata, num_elements.keys())
 
