@@ -52,9 +52,7 @@ def logits_in_chunks(folder, token_ids: list[int]) -> torch.Tensor:
     checkpoint = open_checkpoint(folder)
     decoder = Decoder(checkpoint.config, torch.float32, CPU)
     load(decoder, checkpoint, lambda _: None)
-    pool = KvPool(
-        checkpoint.config, num_pages=20, page_tokens=4, dtype=torch.float32, device=CPU
-    )
+    pool = KvPool(checkpoint.config, num_pages=20, page_tokens=4, dtype=torch.float32, device=CPU)
     pool.data.fill_(float("nan"))
     attention = TorchAttention(pool, checkpoint.config.num_heads, torch.float32)
     pages = [(7 * index + 3) % 20 for index in range(16)]
@@ -98,9 +96,7 @@ def test_sequences_of_one_step_do_not_see_each_other(tiny):
 
     def step(spans, token_ids, positions):
         plan = attention.plan(spans)
-        return decoder.forward(
-            torch.tensor(token_ids), torch.tensor(positions), attention, plan
-        )
+        return decoder.forward(torch.tensor(token_ids), torch.tensor(positions), attention, plan)
 
     # All but the last token of each, then the last ones together: long and short in one group.
     step(

@@ -1,9 +1,11 @@
 """The engine on tiny models: answers, limits, failures, and memory that comes back."""
 
 import random
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from deepseek_worker.config import EngineConfig
 from deepseek_worker.engine import load_engine
@@ -152,9 +154,7 @@ def test_prompt_logprobs_equal_transformers_also_in_chunks(tiny, make_engine, co
     tokens = prompt(50)
     engine = make_engine(folder, max_batch_tokens=16)
 
-    (output,) = complete(
-        engine, [request("a", tokens, max_tokens=0, prompt_logprobs=3)]
-    )["a"]
+    (output,) = complete(engine, [request("a", tokens, max_tokens=0, prompt_logprobs=3)])["a"]
 
     expected = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
     scored = output.prompt_logprobs
@@ -393,11 +393,7 @@ def test_the_batch_grows_back_after_memory_ran_out(tiny, make_engine, generate):
 def test_a_model_in_float16_that_overflows_gives_an_error_not_text(
     make_checkpoint, make_engine, complete
 ):
-    folder, model = make_checkpoint()
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
+    folder, _ = make_checkpoint()
     copy = shutil.copytree(folder, folder.parent / "overflow", dirs_exist_ok=True)
     tensors = load_file(copy / "model.safetensors")
     tensors["model.layers.0.mlp.down_proj.weight"] *= 1e6
@@ -428,7 +424,9 @@ def test_random_weights_need_a_config_only(tiny, tmp_path, make_engine, generate
     assert len(generate(engine, [prompt(5)])[0]) == 8
 
 
-def test_more_rows_than_the_tokenizer_has_tokens_are_no_trouble(make_checkpoint, make_engine, generate):
+def test_more_rows_than_the_tokenizer_has_tokens_are_no_trouble(
+    make_checkpoint, make_engine, generate
+):
     folder, _ = make_checkpoint(vocab_size=1003)
 
     answers = generate(

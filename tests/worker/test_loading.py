@@ -49,9 +49,7 @@ def test_a_left_over_tensor_is_named(edit):
 def test_biases_that_the_architecture_has_not_are_named(edit):
     with pytest.raises(BrokenCheckpoint, match=r"q_proj\.bias"):
         edit(
-            lambda tensors: tensors.update(
-                {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}
-            )
+            lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)})
         )
 
 

@@ -87,7 +87,7 @@ def test_what_nobody_expected_is_told_too(
 
     assert code == 1
     assert "Traceback" in json.loads(capsys.readouterr().err)["exception"]
-    assert json.loads(last_words.read_text())["reason"] == "Internal"
+    assert json.loads(last_words.read_text())["reason"] == "InternalError"
 
 
 def test_the_loader_runs_without_torch() -> None:

@@ -27,7 +27,7 @@ def test_reads_the_shape():
     assert config.rope.type == "default"
     assert config.eos_token_ids == {5, 6}
     assert config.dtype == "float16"
-    assert not (config.qkv_bias or config.o_bias or config.mlp_bias)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (False, False, False)
 
 
 def test_qwen2_has_biases_on_q_k_v_alone():

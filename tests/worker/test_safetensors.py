@@ -78,9 +78,7 @@ def test_a_file_cut_short_is_named(whole, kept):
 
 
 def test_a_tensor_in_two_files_is_refused(whole):
-    save_file(
-        {"model.norm.weight": torch.ones(64)}, whole / "other.safetensors", metadata={}
-    )
+    save_file({"model.norm.weight": torch.ones(64)}, whole / "other.safetensors", metadata={})
 
     with pytest.raises(BrokenCheckpoint, match=r"model\.norm\.weight"):
         SafetensorsCheckpoint(whole)
@@ -89,7 +87,7 @@ def test_a_tensor_in_two_files_is_refused(whole):
 def test_no_weights_at_all_and_folders_in_their_place_are_refused(whole):
     weights = whole / "model.safetensors"
     weights.unlink()
-    with pytest.raises(ModelNotFound, match="no .safetensors file"):
+    with pytest.raises(ModelNotFound, match=r"no \.safetensors file"):
         SafetensorsCheckpoint(whole)
 
     weights.mkdir()

@@ -105,6 +105,7 @@ def test_min_p_looks_beyond_the_first_candidates_when_it_has_to(wide):
     floor = 0.1 + math.log(0.92)
     assert min(wide[0, token].item() for token in counts) >= floor - 1e-4
     assert max(VOCAB - 1 - token for token in counts) > NUM_CANDIDATES
+    assert max(VOCAB - 1 - token for token in counts) > NUM_CANDIDATES
 
 
 def test_a_seed_repeats_and_does_not_depend_on_the_row_or_the_order(wide):

@@ -22,7 +22,7 @@ from deepseek_worker.errors import (
 )
 from deepseek_worker.layers.linear import packs_on
 from deepseek_worker.memory.ledger import MemoryPlan, MemoryRequest, plan_memory, shape_of
-from deepseek_worker.memory.limits import device_memory_bytes, process_bytes
+from deepseek_worker.memory.limits import device_memory_bytes, process_bytes, usable_cpus
 from deepseek_worker.memory.pool import KvPool
 from deepseek_worker.models.config import ModelConfig
 from deepseek_worker.models.decoder import Decoder
@@ -325,6 +325,8 @@ def load_engine(config: EngineConfig, report: ReportProgress) -> Engine:
         DeviceUnavailable: there is no such device.
     """
     device = _device(config)
+    if device.type == "cpu":
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()))
     context_bytes = process_bytes(device)
     checkpoint = None
     if config.load_format == "dummy":

@@ -37,14 +37,14 @@ of errors that end the process are `deepseek_contract.state.FailureReason`.
 class WorkerError(Exception):
     """Base of the tree."""
 
-    reason = "Internal"
+    reason = "InternalError"
     exit_code = 1
 
 
 class ModelError(WorkerError):
     """The model cannot be served as it is."""
 
-    reason = "ModelInvalid"
+    reason = "ModelUnusable"
     exit_code = 3
 
 
@@ -60,8 +60,6 @@ class UnsupportedModel(ModelError):
 
 class BrokenCheckpoint(ModelError):
     """The files contradict themselves or the model's configuration."""
-
-    reason = "ModelInvalid"
 
 
 class ModelTooLarge(ModelError):

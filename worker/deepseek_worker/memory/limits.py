@@ -1,5 +1,6 @@
-"""What memory there is: of a GPU, or of the container or machine that a CPU worker runs in."""
+"""What there is: memory of a GPU, or memory and processors of a container or machine."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 MEMINFO = Path("/proc/meminfo")
 STATUS = Path("/proc/self/status")
 
@@ -30,6 +32,20 @@ def process_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free)
     return _kibibytes(STATUS, "VmRSS")
+
+
+def usable_cpus() -> int:
+    """Processors that this process may keep busy.
+
+    A container with a quota sees all of the machine's; as many threads as those would be stopped
+    in the middle of each product, and the others would wait for them.
+    """
+    cpus = len(os.sched_getaffinity(0))
+    if CPU_QUOTA.is_file():
+        quota, period = CPU_QUOTA.read_text().split()
+        if quota.isdigit():
+            cpus = min(cpus, -(-int(quota) // int(period)))
+    return cpus
 
 
 def _kibibytes(path: Path, key: str) -> int:
