@@ -5,6 +5,8 @@ import logging
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +19,7 @@ import uvicorn
 from deepseek_worker.config import EngineConfig, ServerConfig
 from deepseek_worker.connections import ConnectionLimits, protocol
 from deepseek_worker.driver import EngineThread
-from deepseek_worker.engine import load_engine
+from deepseek_worker.engine import Engine, load_engine
 from deepseek_worker.errors import InvalidFlags, WorkerError
 from deepseek_worker.generation import Courier, Inbox
 from deepseek_worker.metrics import Metrics
@@ -25,6 +27,7 @@ from deepseek_worker.secret_files import SecretFile
 from deepseek_worker.sequence import Request, SamplingParams
 from deepseek_worker.server import Api, Model, Worker
 from deepseek_worker.tokenizer import load_tokenizer
+from deepseek_worker.weights.loading import ReportProgress
 
 # An idle connection outlives the pools of the usual clients, so that they, who know whether they
 # are about to send, close it.
@@ -32,6 +35,7 @@ KEEP_ALIVE_SECONDS = 75
 # What is left of an answer after the engine is done with it.
 FLUSH_SECONDS = 5
 STOP_SECONDS = 5.0
+POLL_SECONDS = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -53,28 +57,39 @@ async def serve(engine_config: EngineConfig, config: ServerConfig) -> None:
         ModelError: the model cannot be served.
         WorkerError: its first answer failed.
     """
-    listener = _listen(config)
-    engine = EngineThread(partial(load_engine, engine_config))
+    loop, loaded = asyncio.get_running_loop(), asyncio.Event()
+
+    def load(report: ReportProgress) -> Engine:
+        try:
+            return load_engine(engine_config, report)
+        finally:
+            loop.call_soon_threadsafe(loaded.set)
+
+    engine = EngineThread(load)
     worker = _worker(engine, engine_config, config)
+    # Before the model is loaded: probes are to hear of the progress.
+    listener = _listen(config)
     limits = ConnectionLimits(config.connection_max_requests, config.connection_max_seconds)
     server = Server(_uvicorn_config(worker, limits))
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, _stop, stopping, number)
+        loop.add_signal_handler(number, _stop, stopping, number)
 
     engine.start()
     tasks: dict[str, asyncio.Task[Any]] = {
         "serving": asyncio.create_task(server.serve(sockets=[listener])),
-        "starting": asyncio.create_task(_bring_up(worker, engine_config)),
+        "starting": asyncio.create_task(_bring_up(worker, engine_config, loaded)),
         "stopping": asyncio.create_task(stopping.wait()),
+        "watching": asyncio.create_task(_tell_of_failure(engine)),
     }
     try:
         # Ends well only with the worker: serving and starting return early by raising.
         await _first_failure_or(tasks)
+        tasks["starting"].cancel()
         await _drain(engine, limits, config.drain_seconds)
     finally:
-        tasks["starting"].cancel()
-        tasks["stopping"].cancel()
+        for name in ("starting", "stopping", "watching"):
+            tasks[name].cancel()
         server.should_exit = True
         await tasks["serving"]
         await _end(engine)
@@ -145,11 +160,12 @@ def _uvicorn_config(worker: Worker, limits: ConnectionLimits) -> uvicorn.Config:
     )
 
 
-async def _bring_up(worker: Worker, engine_config: EngineConfig) -> None:
+async def _bring_up(worker: Worker, engine_config: EngineConfig, loaded: asyncio.Event) -> None:
     logger.info("Loading", extra={"model": str(engine_config.model)})
     tokenizer = await asyncio.to_thread(load_tokenizer, engine_config.model)
+    await loaded.wait()
     try:
-        engine = await asyncio.to_thread(worker.engine.wait_until_loaded)
+        engine = worker.engine.wait_until_loaded(STOP_SECONDS)
     except WorkerError as error:
         # What ended the load says more than that it ended.
         raise error.__cause__ or error from None
@@ -183,6 +199,16 @@ async def _answer_once(worker: Worker, model: Model) -> None:
                 return
 
 
+async def _tell_of_failure(engine: EngineThread) -> None:
+    """Log once that a loaded engine has failed; probes and /state say so from then on."""
+    while True:
+        await asyncio.sleep(1.0)
+        progress = engine.progress()
+        if progress.phase == "failed":
+            logger.error("The engine ended with an error", exc_info=progress.error)
+            return
+
+
 async def _drain(engine: EngineThread, limits: ConnectionLimits, seconds: float) -> None:
     limits.is_draining = True
     logger.info("Draining", extra={"seconds": seconds})
@@ -193,12 +219,17 @@ async def _drain(engine: EngineThread, limits: ConnectionLimits, seconds: float)
 
 async def _end(engine: EngineThread) -> None:
     """End the engine's thread; one that does not end, in a load or on a dead GPU, is left."""
-    if engine.progress().phase == "failed":
+    if engine.stats() is None or engine.progress().phase == "failed":
         return
-    try:
-        await asyncio.wait_for(asyncio.to_thread(engine.stop), STOP_SECONDS)
-    except TimeoutError:
-        logger.warning("The engine does not end; leaving it")
+    # Not in a thread of the event loop's, for which its end would wait.
+    stopper = threading.Thread(target=engine.stop, daemon=True)
+    stopper.start()
+    deadline = time.monotonic() + STOP_SECONDS
+    while stopper.is_alive():
+        if time.monotonic() > deadline:
+            logger.warning("The engine does not end; leaving it")
+            return
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _stop(stopping: asyncio.Event, number: int) -> None:
