@@ -141,7 +141,7 @@ def _launch(
     if num_rows == 0:
         return
     block = triton.next_power_of_2(columns)
-    config = pick("norm", columns=columns)
+    config = pick("norm", centred=centred, tokens=num_rows, columns=columns)
     rows = config["rows"]
     group = 0
     if scale is not None:

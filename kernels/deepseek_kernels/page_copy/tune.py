@@ -19,7 +19,7 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
 
 SPACE = Space(
     op="page_copy",
-    buckets=({"words": 1024}, {"words": 8192}, {}),
+    buckets=({},),
     candidates=lambda _: tuple(
         {"block": block, "num_warps": warps}
         for block, warps in ((1024, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))

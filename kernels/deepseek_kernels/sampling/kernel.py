@@ -1,11 +1,12 @@
 """Sampling without a sort: a few passes narrow each row's threshold down to a short list.
 
 `bounds` finds each row's largest and smallest logit. Each `count` pass adds up how many logits,
-and how much probability, lie above some pivots, which leaves one interval between two pivots
-for the threshold. `collect` draws among what is certainly kept, the logits above the interval,
-and lists those inside it. `finish` sorts the list, finds the threshold, and draws. A row whose
-list overflows, or whose top-p applies inside a large top-k, is searched by bisection there:
-slow, exact and rare. Every pass splits the vocabulary over programs.
+or how much probability, lie above some pivots; that leaves an interval between two pivots for
+the threshold. These sums are fp32 and only bracket it. `collect` draws among what is certainly
+kept, the logits above the interval, lists those inside it, and sums exactly. `finish` sorts the
+list, finds the threshold by the exact sums, and draws. A row whose list overflows or misses the
+threshold, or whose top-p applies inside a large top-k, is searched by bisection there: slow,
+exact and rare. Every pass splits the vocabulary over programs.
 """
 
 import torch
@@ -26,11 +27,19 @@ _COUNT_SHIFT = tl.constexpr(45)
 
 _MASS_MASK = tl.constexpr((1 << 45) - 1)
 
+_NO_TOKEN = tl.constexpr(0x7FFFFFFF)
+
 MAX_SPLITS = 128
 CAPACITY = 1024
-SHORT_CAPACITY = 128
+SHORT_CAPACITY = 256
 COLLECTED_K = 512
 """Up to this k the list holds all of the top k, so that top-p can be decided in it."""
+
+SHORT_ENOUGH = 192
+"""A list of all of the top k that is no longer needs no further narrowing."""
+
+_MARGIN = tl.constexpr(1e-4)
+"""How far fp32 sums of probability are trusted."""
 
 
 @triton.jit
@@ -56,10 +65,28 @@ def _mass(b_scaled, b_largest):
 
 
 @triton.jit
-def _gumbel(i_seed, i_position, o_tokens):
-    o_zero = o_tokens * 0
+def _counted_mass(b_scaled, b_largest):
+    """Return mass and count in one integer: a sum of these holds both sums."""
+    b_one = (b_scaled > float("-inf")).to(tl.int64) << _COUNT_SHIFT
+    return _mass(b_scaled, b_largest) + b_one
+
+
+@triton.jit
+def _least(min_p_ptr, i_row, is_greedy):
+    """Return the least difference to the largest logit that min-p keeps."""
+    return tl.where(is_greedy, float("-inf"), tl.log(tl.load(min_p_ptr + i_row)))
+
+
+@triton.jit
+def _noise_words(i_seed, i_position, o_groups):
+    """Return the four Philox words of groups of four tokens."""
+    o_zero = o_groups * 0
     o_position = o_zero + (i_position & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
-    b_bits, _, _, _ = tl.philox(i_seed, o_tokens, o_position, o_zero, o_zero, _ROUNDS)
+    return tl.philox(i_seed, o_groups, o_position, o_zero, o_zero, _ROUNDS)
+
+
+@triton.jit
+def _gumbel(b_bits):
     b_uniform = (b_bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     b_uniform = tl.minimum(b_uniform, 1.0 - 5.9604644775390625e-08)
     b_small = b_uniform + b_uniform * b_uniform * 0.5
@@ -68,11 +95,28 @@ def _gumbel(i_seed, i_position, o_tokens):
 
 
 @triton.jit
-def _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy):
+def _tile_scores(b_scaled, i_token, i_seed, i_position, is_greedy, BLOCK: tl.constexpr):
+    """Return the scores of a tile of neighbouring tokens from `i_token`, a multiple of four."""
     if is_greedy:
         b_scores = b_scaled
     else:
-        b_scores = b_scaled + _gumbel(i_seed, i_position, o_tokens)
+        o_groups = i_token // 4 + tl.arange(0, BLOCK // 4)
+        b_0, b_1, b_2, b_3 = _noise_words(i_seed, i_position, o_groups)
+        b_bits = tl.interleave(tl.interleave(b_0, b_2), tl.interleave(b_1, b_3))
+        b_scores = b_scaled + _gumbel(b_bits)
+    return b_scores
+
+
+@triton.jit
+def _list_scores(b_scaled, o_tokens, i_seed, i_position, is_greedy):
+    """Return the scores of tokens in any order."""
+    if is_greedy:
+        b_scores = b_scaled
+    else:
+        b_0, b_1, b_2, b_3 = _noise_words(i_seed, i_position, o_tokens >> 2)
+        b_even = tl.where((o_tokens & 2) == 0, b_0, b_2)
+        b_odd = tl.where((o_tokens & 2) == 0, b_1, b_3)
+        b_scores = b_scaled + _gumbel(tl.where((o_tokens & 1) == 0, b_even, b_odd))
     return b_scores
 
 
@@ -80,7 +124,7 @@ def _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy):
 def _best(b_scores, o_tokens):
     """Return the largest score and the lowest token that has it."""
     b_score = tl.max(b_scores, 0)
-    return b_score, tl.min(tl.where(b_scores == b_score, o_tokens, 0x7FFFFFFF), 0)
+    return b_score, tl.min(tl.where(b_scores == b_score, o_tokens, _NO_TOKEN), 0)
 
 
 @triton.jit
@@ -125,33 +169,34 @@ def _interval(
     LEVELS: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Return the interval that the passes before LEVEL leave for the threshold.
+    """Return the interval `[low, high)` that the passes before LEVEL leave for the threshold.
 
-    The threshold lies in `[low, high)`; `high` is infinite until a pivot lies above it. Also
-    returned: count and mass of the logits from `high` on, and the mass of the row.
+    `high` is infinite until a pivot lies above the threshold. Also returned is the sum from
+    `low` on.
     """
     o_pivots = tl.arange(0, PIVOTS)
     b_low = float("-inf")
     b_high = float("inf")
-    b_above = tl.full([], 0, tl.int64)
-    b_total = tl.full([], 0, tl.int64)
+    b_reached = float("inf")
+    b_least = b_k.to(tl.float32)
+    b_most = b_least
     for i_level in tl.static_range(LEVEL):
         o_level = (i_row * LEVELS + i_level) * PIVOTS + o_pivots
         b_sums = tl.load(sums_ptr + o_level)
         b_pivots = tl.load(pivots_ptr + o_level)
         if i_level == 0:
-            b_total = tl.max(b_sums, 0) & _MASS_MASK
-        if is_k:
-            m_short = (b_sums >> _COUNT_SHIFT) < b_k
-        else:
-            m_short = (b_sums & _MASS_MASK) < _mass_target(b_p, b_total)
+            if not is_k:
+                b_target = tl.max(b_sums, 0) * b_p
+                b_least = b_target * (1.0 - _MARGIN)
+                b_most = b_target * (1.0 + _MARGIN)
         # Sums grow along the pivots, which fall.
-        i_low = tl.minimum(tl.sum(m_short.to(tl.int32), 0), PIVOTS - 1)
+        i_low = tl.minimum(tl.sum((b_sums < b_most).to(tl.int32), 0), PIVOTS - 1)
+        i_high = tl.sum((b_sums < b_least).to(tl.int32), 0) - 1
         b_low = tl.max(tl.where(o_pivots == i_low, b_pivots, float("-inf")), 0)
-        if i_low > 0:
-            b_high = tl.max(tl.where(o_pivots == i_low - 1, b_pivots, float("-inf")), 0)
-            b_above = tl.max(tl.where(o_pivots == i_low - 1, b_sums, 0), 0)
-    return b_low, b_high, b_above >> _COUNT_SHIFT, b_above & _MASS_MASK, b_total
+        b_reached = tl.max(tl.where(o_pivots == i_low, b_sums, 0.0), 0)
+        if i_high >= 0:
+            b_high = tl.max(tl.where(o_pivots == i_high, b_pivots, float("-inf")), 0)
+    return b_low, b_high, b_reached
 
 
 @triton.jit
@@ -168,12 +213,15 @@ def bounds_kernel(
     SUMS: tl.constexpr,
     BLOCK_SUMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     i_row, i_split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if i_split == 0:
         o_sums = tl.arange(0, BLOCK_SUMS)
         p_sums = sums_ptr + i_row * SUMS + o_sums
-        tl.store(p_sums, tl.zeros([BLOCK_SUMS], tl.int64), mask=o_sums < SUMS)
+        tl.store(p_sums, tl.zeros([BLOCK_SUMS], tl.float32), mask=o_sums < SUMS)
         tl.store(lengths_ptr + i_row, 0)
     b_inverse, _ = _inverse(temperature_ptr, i_row)
     p_row = logits_ptr + i_row * stride_logits
@@ -210,42 +258,50 @@ def count_kernel(
     LEVELS: tl.constexpr,
     PIVOTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    COLLECTED_K: tl.constexpr,
+    SHORT_ENOUGH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     i_row, i_split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b_inverse, is_greedy = _inverse(temperature_ptr, i_row)
     b_k, b_p, is_k, is_p = _filters(top_k_ptr, top_p_ptr, i_row, vocabulary, is_greedy)
     b_largest, b_smallest = _row_bounds(bounds_ptr, i_row, num_splits, MAX_SPLITS)
     o_pivots = tl.arange(0, PIVOTS)
     if (is_k | is_p) & (b_largest > float("-inf")):
+        b_part = (o_pivots + 1).to(tl.float32) * (1.0 / PIVOTS)
+        is_needed = True
         if LEVEL == 0:
             # Closer together near the largest, where thresholds usually are.
-            b_part = (o_pivots + 1).to(tl.float32) * (1.0 / PIVOTS)
-            b_pivots = b_largest - (b_largest - b_smallest) * (b_part * b_part)
             b_lowest = b_smallest
+            b_pivots = b_largest - (b_largest - b_smallest) * (b_part * b_part)
         else:
-            b_low, b_high, b_count, b_mass, b_total = _interval(
+            b_low, b_high, b_reached = _interval(
                 sums_ptr, pivots_ptr, i_row, b_k, b_p, is_k, LEVEL, LEVELS, PIVOTS
             )
-            b_part = (o_pivots + 1).to(tl.float32) * (1.0 / PIVOTS)
+            b_lowest = b_low
             b_top = tl.minimum(b_high, b_largest)
             b_pivots = b_top - (b_top - b_low) * b_part
-            b_lowest = b_low
+            is_needed = (~is_k) | (b_k > COLLECTED_K) | (b_reached > SHORT_ENOUGH)
         b_pivots = tl.maximum(tl.where(o_pivots == PIVOTS - 1, b_lowest, b_pivots), b_lowest)
         o_level = (i_row * LEVELS + LEVEL) * PIVOTS + o_pivots
         if i_split == 0:
+            # Where the sums stay zero the lowest pivot is taken, and the interval stays.
             tl.store(pivots_ptr + o_level, b_pivots)
 
-        p_row = logits_ptr + i_row * stride_logits
-        i_first = i_split * split_tokens
-        i_end = tl.minimum(i_first + split_tokens, vocabulary)
-        b_sums = tl.zeros([PIVOTS, BLOCK], tl.int64)
-        for i_token in tl.range(i_first, i_end, BLOCK, num_stages=3):
-            o_tokens = i_token + tl.arange(0, BLOCK)
-            b_scaled = _load_scaled(p_row, o_tokens, o_tokens < i_end, b_inverse)
-            b_unit = _mass(b_scaled, b_largest) + (tl.full([], 1, tl.int64) << _COUNT_SHIFT)
-            b_sums += tl.where(b_scaled[None, :] >= b_pivots[:, None], b_unit[None, :], 0)
-        tl.atomic_add(sums_ptr + o_level, tl.sum(b_sums, 1), sem="relaxed")
+        if is_needed:
+            p_row = logits_ptr + i_row * stride_logits
+            i_first = i_split * split_tokens
+            i_end = tl.minimum(i_first + split_tokens, vocabulary)
+            b_sums = tl.zeros([PIVOTS, BLOCK], tl.float32)
+            for i_token in tl.range(i_first, i_end, BLOCK, num_stages=3):
+                o_tokens = i_token + tl.arange(0, BLOCK)
+                b_scaled = _load_scaled(p_row, o_tokens, o_tokens < i_end, b_inverse)
+                b_unit = tl.where(is_k, 1.0, tl.exp(b_scaled - b_largest))
+                b_sums += tl.where(b_scaled[None, :] >= b_pivots[:, None], b_unit[None, :], 0.0)
+            tl.atomic_add(sums_ptr + o_level, tl.sum(b_sums, 1), sem="relaxed")
 
 
 @triton.jit
@@ -263,21 +319,19 @@ def _final_interval(
     LEVELS: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Return the interval whose logits are listed; those from `high` on are certainly kept."""
-    b_low, b_high, b_count, b_mass, b_total = _interval(
+    """Return the interval whose logits are listed; those from its end on are certainly kept."""
+    b_low, b_high, b_reached = _interval(
         sums_ptr, pivots_ptr, i_row, b_k, b_p, is_k, LEVELS, LEVELS, PIVOTS
     )
     if is_k & (b_k <= COLLECTED_K):
         b_high = float("inf")
-        b_count = b_count * 0
-        b_mass = b_mass * 0
     if is_greedy:
         b_low = b_largest
         b_high = b_largest
     elif (~is_k) & (~is_p):
         b_low = float("-inf")
         b_high = float("-inf")
-    return b_low, b_high, b_count, b_mass, b_total
+    return b_low, b_high
 
 
 @triton.jit
@@ -295,6 +349,7 @@ def collect_kernel(
     lengths_ptr,
     values_ptr,
     tokens_ptr,
+    exact_ptr,
     best_scores_ptr,
     best_tokens_ptr,
     vocabulary,
@@ -307,15 +362,20 @@ def collect_kernel(
     CAPACITY: tl.constexpr,
     COLLECTED_K: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     i_row, i_split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b_inverse, is_greedy = _inverse(temperature_ptr, i_row)
     b_k, b_p, is_k, is_p = _filters(top_k_ptr, top_p_ptr, i_row, vocabulary, is_greedy)
     b_largest, _ = _row_bounds(bounds_ptr, i_row, num_splits, MAX_SPLITS)
-    b_score = float("-inf")
-    b_token = 0x7FFFFFFF
+    b_scores = tl.full([BLOCK], float("-inf"), tl.float32)
+    b_tokens = tl.full([BLOCK], _NO_TOKEN, tl.int32)
+    b_total = tl.zeros([BLOCK], tl.int64)
+    b_certain = tl.zeros([BLOCK], tl.int64)
     if b_largest > float("-inf"):
-        b_low, b_high, b_count, b_mass, b_total = _final_interval(
+        b_low, b_high = _final_interval(
             sums_ptr,
             pivots_ptr,
             i_row,
@@ -329,9 +389,7 @@ def collect_kernel(
             LEVELS,
             PIVOTS,
         )
-        b_least = tl.log(tl.load(min_p_ptr + i_row))
-        if is_greedy:
-            b_least = float("-inf")
+        b_least = _least(min_p_ptr, i_row, is_greedy)
         i_seed = tl.load(seeds_ptr + i_row)
         i_position = tl.load(positions_ptr + i_row)
         p_row = logits_ptr + i_row * stride_logits
@@ -341,22 +399,28 @@ def collect_kernel(
             o_tokens = i_token + tl.arange(0, BLOCK)
             b_scaled = _load_scaled(p_row, o_tokens, o_tokens < i_end, b_inverse)
             m_finite = b_scaled > float("-inf")
-            m_certain = m_finite & (b_scaled >= b_high) & (b_scaled - b_largest >= b_least)
-            if tl.max(m_certain.to(tl.int32), 0) > 0:
-                b_scores = _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy)
-                b_scores = tl.where(m_certain, b_scores, float("-inf"))
-                b_tile_score, b_tile_token = _best(b_scores, o_tokens)
-                b_score, b_token = _better(b_score, b_token, b_tile_score, b_tile_token)
-            m_listed = m_finite & (b_scaled >= b_low) & (b_scaled < b_high)
-            b_listed = tl.sum(m_listed.to(tl.int32), 0)
-            if b_listed > 0:
-                i_start = tl.atomic_add(lengths_ptr + i_row, b_listed, sem="relaxed")
-                o_list = i_start + tl.cumsum(m_listed.to(tl.int32), 0) - 1
+            m_certain = m_finite & (b_scaled >= b_high)
+            if b_high <= b_largest:
+                b_tile = _tile_scores(b_scaled, i_token, i_seed, i_position, is_greedy, BLOCK)
+                m_better = m_certain & (b_scaled - b_largest >= b_least) & (b_tile > b_scores)
+                b_scores = tl.where(m_better, b_tile, b_scores)
+                b_tokens = tl.where(m_better, o_tokens, b_tokens)
+            if is_k | is_p:
+                b_unit = _counted_mass(b_scaled, b_largest)
+                b_total += b_unit
+                b_certain += tl.where(m_certain, b_unit, 0)
+                m_listed = m_finite & (b_scaled >= b_low) & (b_scaled < b_high)
+                p_length = lengths_ptr + i_row + o_tokens * 0
+                o_list = tl.atomic_add(p_length, 1, mask=m_listed, sem="relaxed")
                 m_list = m_listed & (o_list < CAPACITY)
                 tl.store(values_ptr + i_row * CAPACITY + o_list, b_scaled, mask=m_list)
                 tl.store(tokens_ptr + i_row * CAPACITY + o_list, o_tokens, mask=m_list)
+    b_score, b_token = _best(b_scores, b_tokens)
     tl.store(best_scores_ptr + i_row * MAX_SPLITS + i_split, b_score)
     tl.store(best_tokens_ptr + i_row * MAX_SPLITS + i_split, b_token)
+    p_exact = exact_ptr + i_row * (2 * MAX_SPLITS) + i_split
+    tl.store(p_exact, tl.sum(b_total, 0))
+    tl.store(p_exact + MAX_SPLITS, tl.sum(b_certain, 0))
 
 
 @triton.jit
@@ -368,9 +432,8 @@ def _drawn_from_list(
     b_p,
     is_k,
     is_p,
-    b_count,
-    b_mass,
     b_total,
+    b_certain,
     b_largest,
     b_least,
     i_seed,
@@ -378,39 +441,47 @@ def _drawn_from_list(
     is_greedy,
     CAPACITY: tl.constexpr,
 ):
-    """Find the threshold in the sorted list and draw among what the list keeps."""
+    """Find the threshold in the sorted list and draw among what the list keeps.
+
+    Also returned is whether the threshold is in the list at all.
+    """
     o_list = tl.arange(0, CAPACITY)
     m_list = o_list < num_listed
     b_values = tl.load(p_values + o_list, mask=m_list, other=float("-inf"))
-    o_tokens = tl.load(p_tokens + o_list, mask=m_list, other=0x7FFFFFFF)
+    o_tokens = tl.load(p_tokens + o_list, mask=m_list, other=_NO_TOKEN)
     b_sorted = tl.sort(b_values, descending=True)
     b_masses = _mass(b_sorted, b_largest)
+    b_mass = b_certain & _MASS_MASK
     b_threshold = float("-inf")
+    is_found = True
     if is_k:
-        i_last = tl.minimum(b_k - 1 - b_count, num_listed - 1)
+        # A row of fewer than k finite logits keeps them all.
+        i_last = tl.minimum(b_k, b_total >> _COUNT_SHIFT) - 1 - (b_certain >> _COUNT_SHIFT)
+        is_found = (i_last >= 0) & (i_last < num_listed)
         b_threshold = tl.max(tl.where(o_list == i_last, b_sorted, float("-inf")), 0)
         b_total = b_mass + tl.sum(tl.where(b_sorted >= b_threshold, b_masses, 0), 0)
     if is_p:
-        m_short = b_mass + tl.cumsum(b_masses, 0) < _mass_target(b_p, b_total)
-        i_last = tl.minimum(tl.sum(m_short.to(tl.int32), 0), num_listed - 1)
+        b_target = _mass_target(b_p, b_total & _MASS_MASK)
+        m_short = b_mass + tl.cumsum(b_masses, 0) < b_target
+        i_last = tl.sum(m_short.to(tl.int32), 0)
+        is_found = is_found & (b_mass < b_target) & (i_last < num_listed)
         b_last = tl.max(tl.where(o_list == i_last, b_sorted, float("-inf")), 0)
         b_threshold = tl.maximum(b_threshold, b_last)
     m_kept = m_list & (b_values >= b_threshold) & (b_values - b_largest >= b_least)
-    b_scores = _scores(b_values, o_tokens, i_seed, i_position, is_greedy)
-    return _best(tl.where(m_kept, b_scores, float("-inf")), o_tokens)
+    b_scores = _list_scores(b_values, o_tokens, i_seed, i_position, is_greedy)
+    b_score, b_token = _best(tl.where(m_kept, b_scores, float("-inf")), o_tokens)
+    return b_score, b_token, is_found
 
 
 @triton.jit
 def _sum_from(p_row, vocabulary, b_inverse, b_largest, b_threshold, BLOCK: tl.constexpr):
-    """Return count and mass of a row's logits from a threshold on."""
+    """Return count and mass of a row's logits from a threshold on, in one integer."""
     b_sums = tl.zeros([BLOCK], tl.int64)
     for i_token in tl.range(0, vocabulary, BLOCK, num_stages=3):
         o_tokens = i_token + tl.arange(0, BLOCK)
         b_scaled = _load_scaled(p_row, o_tokens, o_tokens < vocabulary, b_inverse)
-        b_unit = _mass(b_scaled, b_largest) + (tl.full([], 1, tl.int64) << _COUNT_SHIFT)
-        b_sums += tl.where((b_scaled >= b_threshold) & (b_scaled > float("-inf")), b_unit, 0)
-    b_sum = tl.sum(b_sums, 0)
-    return b_sum >> _COUNT_SHIFT, b_sum & _MASS_MASK
+        b_sums += tl.where(b_scaled >= b_threshold, _counted_mass(b_scaled, b_largest), 0)
+    return tl.sum(b_sums, 0)
 
 
 @triton.jit
@@ -436,10 +507,13 @@ def _bisected(
     while i_high - i_low > 1:
         i_middle = (i_low + i_high) >> 1
         b_threshold = _flip(i_middle.to(tl.int32)).to(tl.float32, bitcast=True)
-        b_count, b_mass = _sum_from(p_row, vocabulary, b_inverse, b_largest, b_threshold, BLOCK)
-        b_reached = b_count if BY_COUNT else b_mass
-        i_low = tl.where(b_reached >= b_target, i_middle, i_low)
-        i_high = tl.where(b_reached >= b_target, i_high, i_middle)
+        b_sum = _sum_from(p_row, vocabulary, b_inverse, b_largest, b_threshold, BLOCK)
+        if BY_COUNT:
+            is_reached = (b_sum >> _COUNT_SHIFT) >= b_target
+        else:
+            is_reached = (b_sum & _MASS_MASK) >= b_target
+        i_low = tl.where(is_reached, i_middle, i_low)
+        i_high = tl.where(is_reached, i_high, i_middle)
     return _flip(i_low.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
@@ -460,35 +534,31 @@ def _drawn_by_bisection(
     is_greedy,
     BLOCK: tl.constexpr,
 ):
+    """Find a row's threshold by passes over all of it, and draw."""
     b_threshold = b_smallest
     if is_k:
         b_threshold = _bisected(
             p_row, vocabulary, b_inverse, b_largest, b_smallest, b_k, True, BLOCK
         )
     if is_p:
-        _, b_total = _sum_from(p_row, vocabulary, b_inverse, b_largest, b_threshold, BLOCK)
+        b_sum = _sum_from(p_row, vocabulary, b_inverse, b_largest, b_threshold, BLOCK)
+        b_target = _mass_target(b_p, b_sum & _MASS_MASK)
         b_last = _bisected(
-            p_row,
-            vocabulary,
-            b_inverse,
-            b_largest,
-            b_smallest,
-            _mass_target(b_p, b_total),
-            False,
-            BLOCK,
+            p_row, vocabulary, b_inverse, b_largest, b_smallest, b_target, False, BLOCK
         )
         b_threshold = tl.maximum(b_threshold, b_last)
-    b_score = float("-inf")
-    b_token = 0x7FFFFFFF
+    b_scores = tl.full([BLOCK], float("-inf"), tl.float32)
+    b_tokens = tl.full([BLOCK], _NO_TOKEN, tl.int32)
     for i_token in tl.range(0, vocabulary, BLOCK, num_stages=3):
         o_tokens = i_token + tl.arange(0, BLOCK)
         b_scaled = _load_scaled(p_row, o_tokens, o_tokens < vocabulary, b_inverse)
-        m_kept = (b_scaled >= b_threshold) & (b_scaled - b_largest >= b_least)
-        m_kept &= b_scaled > float("-inf")
-        b_scores = _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy)
-        b_tile_score, b_tile_token = _best(tl.where(m_kept, b_scores, float("-inf")), o_tokens)
-        b_score, b_token = _better(b_score, b_token, b_tile_score, b_tile_token)
-    return b_score, b_token
+        b_tile = _tile_scores(b_scaled, i_token, i_seed, i_position, is_greedy, BLOCK)
+        m_better = (b_scaled > float("-inf")) & (b_scaled >= b_threshold) & (b_tile > b_scores)
+        m_better &= b_scaled - b_largest >= b_least
+        b_scores = tl.where(m_better, b_tile, b_scores)
+        b_tokens = tl.where(m_better, o_tokens, b_tokens)
+    _, b_token = _best(b_scores, b_tokens)
+    return b_token
 
 
 @triton.jit
@@ -501,54 +571,91 @@ def finish_kernel(
     seeds_ptr,
     positions_ptr,
     bounds_ptr,
-    sums_ptr,
-    pivots_ptr,
     lengths_ptr,
     values_ptr,
     tokens_ptr,
+    exact_ptr,
     best_scores_ptr,
     best_tokens_ptr,
     out_ptr,
     vocabulary,
     stride_logits,
     num_splits,
-    LEVELS: tl.constexpr,
-    PIVOTS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     CAPACITY: tl.constexpr,
     SHORT_CAPACITY: tl.constexpr,
     COLLECTED_K: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     i_row = tl.program_id(0).to(tl.int64)
     b_inverse, is_greedy = _inverse(temperature_ptr, i_row)
     b_k, b_p, is_k, is_p = _filters(top_k_ptr, top_p_ptr, i_row, vocabulary, is_greedy)
     b_largest, b_smallest = _row_bounds(bounds_ptr, i_row, num_splits, MAX_SPLITS)
     b_token = tl.full([], 0, tl.int32)
     if b_largest > float("-inf"):
-        b_low, b_high, b_count, b_mass, b_total = _final_interval(
-            sums_ptr,
-            pivots_ptr,
-            i_row,
-            b_k,
-            b_p,
-            is_k,
-            is_p,
-            b_largest,
-            is_greedy,
-            COLLECTED_K,
-            LEVELS,
-            PIVOTS,
-        )
-        b_least = tl.log(tl.load(min_p_ptr + i_row))
-        if is_greedy:
-            b_least = float("-inf")
+        b_least = _least(min_p_ptr, i_row, is_greedy)
         i_seed = tl.load(seeds_ptr + i_row)
         i_position = tl.load(positions_ptr + i_row)
-        num_listed = tl.load(lengths_ptr + i_row)
-        is_nested = is_k & is_p & (b_k > COLLECTED_K)
-        if is_nested | (num_listed > CAPACITY):
-            _, b_token = _drawn_by_bisection(
+        o_splits = tl.arange(0, MAX_SPLITS)
+        m_splits = o_splits < num_splits
+        o_best = i_row * MAX_SPLITS + o_splits
+        b_scores = tl.load(best_scores_ptr + o_best, mask=m_splits, other=float("-inf"))
+        b_tokens = tl.load(best_tokens_ptr + o_best, mask=m_splits, other=_NO_TOKEN)
+        b_score, b_token = _best(b_scores, b_tokens)
+        is_found = True
+        if is_k | is_p:
+            num_listed = tl.load(lengths_ptr + i_row)
+            p_exact = exact_ptr + i_row * (2 * MAX_SPLITS) + o_splits
+            b_total = tl.sum(tl.load(p_exact, mask=m_splits, other=0), 0)
+            b_certain = tl.sum(tl.load(p_exact + MAX_SPLITS, mask=m_splits, other=0), 0)
+            p_values = values_ptr + i_row * CAPACITY
+            p_tokens = tokens_ptr + i_row * CAPACITY
+            is_nested = is_k & is_p & (b_k > COLLECTED_K)
+            if is_nested | (num_listed > CAPACITY):
+                is_found = False
+            elif num_listed > SHORT_CAPACITY:
+                b_list_score, b_list_token, is_found = _drawn_from_list(
+                    p_values,
+                    p_tokens,
+                    num_listed,
+                    b_k,
+                    b_p,
+                    is_k,
+                    is_p,
+                    b_total,
+                    b_certain,
+                    b_largest,
+                    b_least,
+                    i_seed,
+                    i_position,
+                    is_greedy,
+                    CAPACITY,
+                )
+                b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
+            else:
+                b_list_score, b_list_token, is_found = _drawn_from_list(
+                    p_values,
+                    p_tokens,
+                    num_listed,
+                    b_k,
+                    b_p,
+                    is_k,
+                    is_p,
+                    b_total,
+                    b_certain,
+                    b_largest,
+                    b_least,
+                    i_seed,
+                    i_position,
+                    is_greedy,
+                    SHORT_CAPACITY,
+                )
+                b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
+        if not is_found:
+            b_token = _drawn_by_bisection(
                 logits_ptr + i_row * stride_logits,
                 vocabulary,
                 b_inverse,
@@ -564,55 +671,6 @@ def finish_kernel(
                 is_greedy,
                 BLOCK,
             )
-        else:
-            o_splits = tl.arange(0, MAX_SPLITS)
-            m_splits = o_splits < num_splits
-            p_best = i_row * MAX_SPLITS + o_splits
-            b_scores = tl.load(best_scores_ptr + p_best, mask=m_splits, other=float("-inf"))
-            b_tokens = tl.load(best_tokens_ptr + p_best, mask=m_splits, other=0x7FFFFFFF)
-            b_score, b_token = _best(b_scores, b_tokens)
-            p_values = values_ptr + i_row * CAPACITY
-            p_tokens = tokens_ptr + i_row * CAPACITY
-            if num_listed > SHORT_CAPACITY:
-                b_list_score, b_list_token = _drawn_from_list(
-                    p_values,
-                    p_tokens,
-                    num_listed,
-                    b_k,
-                    b_p,
-                    is_k,
-                    is_p,
-                    b_count,
-                    b_mass,
-                    b_total,
-                    b_largest,
-                    b_least,
-                    i_seed,
-                    i_position,
-                    is_greedy,
-                    CAPACITY,
-                )
-                b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
-            elif num_listed > 0:
-                b_list_score, b_list_token = _drawn_from_list(
-                    p_values,
-                    p_tokens,
-                    num_listed,
-                    b_k,
-                    b_p,
-                    is_k,
-                    is_p,
-                    b_count,
-                    b_mass,
-                    b_total,
-                    b_largest,
-                    b_least,
-                    i_seed,
-                    i_position,
-                    is_greedy,
-                    SHORT_CAPACITY,
-                )
-                b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
     tl.store(out_ptr + i_row, b_token)
 
 
@@ -634,21 +692,26 @@ def sample(
     config = pick("sampling", rows=rows)
     levels, pivots, block = config["levels"], config["pivots"], config["block"]
     splits = min(MAX_SPLITS, max(1, config["programs"] * multiprocessors(device) // rows))
-    split_tokens = triton.cdiv(triton.cdiv(vocabulary, splits), block) * block
+    wide = 4 * block
+    split_tokens = triton.cdiv(triton.cdiv(vocabulary, splits), wide) * wide
     splits = triton.cdiv(vocabulary, split_tokens)
 
-    bounds = torch.empty((rows, 2, MAX_SPLITS), dtype=torch.float32, device=device)
-    sums = torch.empty((rows, levels, pivots), dtype=torch.int64, device=device)
-    pivot_values = torch.empty((rows, levels, pivots), dtype=torch.float32, device=device)
-    lengths = torch.empty(rows, dtype=torch.int32, device=device)
-    values = torch.empty((rows, CAPACITY), dtype=torch.float32, device=device)
-    tokens = torch.empty((rows, CAPACITY), dtype=torch.int32, device=device)
-    best_scores = torch.empty((rows, MAX_SPLITS), dtype=torch.float32, device=device)
-    best_tokens = torch.empty((rows, MAX_SPLITS), dtype=torch.int32, device=device)
+    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((rows, *shape), dtype=dtype, device=device)
 
+    bounds = scratch(2, MAX_SPLITS)
+    sums, pivot_values = scratch(2, levels, pivots).unbind(1)
+    lengths = scratch(dtype=torch.int32)
+    values, tokens = scratch(CAPACITY), scratch(CAPACITY, dtype=torch.int32)
+    exact = scratch(2, MAX_SPLITS, dtype=torch.int64)
+    best_scores, best_tokens = scratch(MAX_SPLITS), scratch(MAX_SPLITS, dtype=torch.int32)
+
+    pdl = not triton.knobs.runtime.interpret
     # No fused multiply-add: every kernel must round a scaled logit alike.
-    options = {"num_warps": 4, "enable_fp_fusion": False}
+    options = {"num_warps": 4, "enable_fp_fusion": False, "launch_pdl": pdl, "PDL": pdl}
+    options["MAX_SPLITS"] = MAX_SPLITS
     grid = (rows, splits)
+    stride = logits.stride(0)
     bounds_kernel[grid](
         logits,
         temperature,
@@ -656,12 +719,11 @@ def sample(
         sums,
         lengths,
         vocabulary,
-        logits.stride(0),
+        stride,
         split_tokens,
-        MAX_SPLITS=MAX_SPLITS,
         SUMS=levels * pivots,
         BLOCK_SUMS=triton.next_power_of_2(levels * pivots),
-        BLOCK=4 * block,
+        BLOCK=wide,
         **options,
     )
     for level in range(levels):
@@ -674,48 +736,48 @@ def sample(
             sums,
             pivot_values,
             vocabulary,
-            logits.stride(0),
+            stride,
             split_tokens,
             splits,
             LEVEL=level,
             LEVELS=levels,
             PIVOTS=pivots,
-            MAX_SPLITS=MAX_SPLITS,
+            COLLECTED_K=COLLECTED_K,
+            SHORT_ENOUGH=SHORT_ENOUGH,
             BLOCK=block,
             **options,
         )
-    shared = (temperature, top_k, top_p, min_p, seeds, positions, bounds, sums, pivot_values)
-    lists = (lengths, values, tokens, best_scores, best_tokens)
-    sizes = {
-        "LEVELS": levels,
-        "PIVOTS": pivots,
-        "MAX_SPLITS": MAX_SPLITS,
-        "CAPACITY": CAPACITY,
-        "COLLECTED_K": COLLECTED_K,
-    }
+    row_arguments = (temperature, top_k, top_p, min_p, seeds, positions, bounds)
+    found = (lengths, values, tokens, exact, best_scores, best_tokens)
     collect_kernel[grid](
         logits,
-        *shared,
-        *lists,
+        *row_arguments,
+        sums,
+        pivot_values,
+        *found,
         vocabulary,
-        logits.stride(0),
+        stride,
         split_tokens,
         splits,
-        BLOCK=4 * block,
-        **sizes,
+        LEVELS=levels,
+        PIVOTS=pivots,
+        CAPACITY=CAPACITY,
+        COLLECTED_K=COLLECTED_K,
+        BLOCK=min(wide, 1024),
         **options,
     )
     finish_kernel[(rows,)](
         logits,
-        *shared,
-        *lists,
+        *row_arguments,
+        *found,
         out,
         vocabulary,
-        logits.stride(0),
+        stride,
         splits,
+        CAPACITY=CAPACITY,
         SHORT_CAPACITY=SHORT_CAPACITY,
+        COLLECTED_K=COLLECTED_K,
         BLOCK=2048,
-        **sizes,
         **options,
     )
     return out

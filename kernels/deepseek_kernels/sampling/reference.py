@@ -94,8 +94,12 @@ def _top_p_threshold(ordered: Tensor, largest: Tensor, top_k: Tensor, top_p: Ten
 
 
 def _philox(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Return the first word of Philox4x32 of counter (token, position) and key (seed)."""
-    c0 = torch.arange(vocabulary, device=seeds.device)[None, :].expand(seeds.shape[0], -1)
+    """Return one 32-bit word a token: Philox4x32 makes the four of counter (token / 4, position).
+
+    The seed is the key.
+    """
+    groups = torch.arange((vocabulary + 3) // 4, device=seeds.device)
+    c0 = groups[None, :].expand(seeds.shape[0], -1)
     c1 = (positions[:, None] & _WORD).expand_as(c0)
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
     k0, k1 = seeds[:, None] & _WORD, (seeds[:, None] >> 32) & _WORD
@@ -104,7 +108,7 @@ def _philox(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
         low2, high2 = _multiply(0xCD9E8D57, c2)
         c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    return c0
+    return torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)[:, :vocabulary]
 
 
 def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
