@@ -1,0 +1,53 @@
+"""The page of measured figures shows what was measured, met or not."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import performance  # noqa: E402
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"name": "a", "value": 2.0, "unit": "s", "better": "lower", "bar": 1.0} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"value": 1.0}, True),
+        ({"better": "higher"}, True),
+        ({"better": "higher", "value": 0.5}, False),
+        ({"bar": None}, None),
+    ],
+    ids=["above a limit", "at a limit", "above a floor", "below a floor", "no bar"],
+)
+def test_a_bar_is_met_or_missed(changes: dict[str, Any], expected: bool | None) -> None:
+    assert performance.is_met(row(**changes)) is expected
+
+
+def test_a_missed_bar_is_shown_as_missed(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    result = {"gpu": None, "versions": {"python": "3.11"}, "commit": "", "rows": [row()]}
+    (tmp_path / "cpu/engine.json").write_text(json.dumps(result))
+
+    assert "| a | 2 | s | ≤ 1 | **missed** |" in performance.page(tmp_path)
+
+
+def test_committed_results_have_what_the_page_needs() -> None:
+    for path in performance.RESULTS.glob("*/*.json"):
+        result = json.loads(path.read_text())
+        assert {"gpu", "versions", "commit", "rows"} <= result.keys(), path
+        for found in result["rows"]:
+            assert {"name", "value", "unit", "better"} <= found.keys(), (path, found)
+            assert found["better"] in {"higher", "lower"}, (path, found)
+            assert found.get("met", performance.is_met(found)) in {
+                performance.is_met(found),
+                None,
+            }, (path, found)

@@ -1,0 +1,70 @@
+"""docs/performance.md: every measured figure beside its bar, from benchmarks/results.
+
+A result file is `{"gpu", "versions", "commit", "ceilings": {name: number}, "rows": [...]}`; a row
+has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks/results"
+COMMANDS = {
+    "cpu/engine": "python benchmarks/engine.py --cpu",
+    "cpu/operator": "python benchmarks/operator.py",
+    "h200/kernels": "python benchmarks/kernels.py",
+}
+HEAD = """\
+<!-- Generated from benchmarks/results by tools/generate.py; do not edit. -->
+# Measured figures
+
+Each table is one run of the command above it; anyone can repeat it. Ceilings were measured in the
+same run. A bar is what a figure has to reach; a figure that does not is shown as missed.
+"""
+
+
+def page(results: Path = RESULTS) -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for path in sorted(results.glob("*/*.json")):
+        parts += _section(f"{path.parent.name}/{path.stem}", json.loads(path.read_text()))
+    return "\n".join(parts)
+
+
+def is_met(row: dict[str, Any]) -> bool | None:
+    """Whether a row reaches its bar; None where it has none."""
+    if row.get("bar") is None:
+        return None
+    if row["better"] == "higher":
+        return bool(row["value"] >= row["bar"])
+    return bool(row["value"] <= row["bar"])
+
+
+def _section(name: str, result: dict[str, Any]) -> list[str]:
+    about = [str(result["gpu"])] if result.get("gpu") else []
+    about += [f"{key} {value}" for key, value in sorted(result["versions"].items())]
+    ceilings = ", ".join(
+        f"{key.replace('_', ' ')} {_number(value)}"
+        for key, value in result.get("ceilings", {}).items()
+        if isinstance(value, int | float)
+    )
+    lines = [f"## {name.replace('/', ': ')}", "", f"`{COMMANDS[name]}`", "", f"{', '.join(about)}."]
+    if ceilings:
+        lines += ["", f"Ceilings: {ceilings}."]
+    lines += ["", "| what | measured | unit | bar | |", "|---|---:|---|---:|---|"]
+    lines += [_row(row) for row in result["rows"]]
+    return [*lines, ""]
+
+
+def _row(row: dict[str, Any]) -> str:
+    met = is_met(row)
+    bar = "" if met is None else ("≥ " if row["better"] == "higher" else "≤ ") + _number(row["bar"])
+    verdict = {True: "met", False: "**missed**", None: ""}[met]
+    return f"| {row['name']} | {_number(row['value'])} | {row['unit']} | {bar} | {verdict} |"
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
