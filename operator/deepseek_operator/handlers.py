@@ -3,9 +3,9 @@
 There are only `on.event` handlers, so kopf adds no finalizer and no annotation: objects can be
 deleted while the operator is away, and nothing has to be remembered from one event to the next.
 
-kopf runs in a thread with an event loop of its own, because its operator cancels every task of
-its loop when one watch fails, which a 410 Gone by HTTP is enough for. It is then started again,
-and the controller's work is not touched.
+kopf runs in a thread with an event loop of its own, because it ends as a whole when one watch
+fails, for which a 410 Gone by HTTP is enough, and then cancels every task of its loop. It is
+started again, and the controller's work is not touched.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SILENT_WATCH_SECONDS = 70.0
 """The API server sends a bookmark every minute; a watch without one is dead."""
 RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 15.0
+ABANDON_SECONDS = 1.0
 
 
 class Backoffs:
@@ -169,23 +170,46 @@ class Watcher:
         pause = RESTART_SECONDS
         while not self._stop.is_set():
             ready = threading.Event()
+            loop = asyncio.new_event_loop()
             try:
-                asyncio.run(self._operator(notice, ready))
+                loop.run_until_complete(self._watch(notice, ready))
             except Exception as error:
                 logger.warning("Watching failed and starts again in %.1f s: %r", pause, error)
+            finally:
+                _abandon(loop)
             if self._stop.wait(pause * (0.5 + random.random() / 2)):  # noqa: S311
                 return
             pause = RESTART_SECONDS if ready.is_set() else min(pause * 2, LONGEST_RESTART_SECONDS)
             missed()
 
-    async def _operator(self, notice: Notice, ready: threading.Event) -> None:
-        await kopf.operator(
+    async def _watch(self, notice: Notice, ready: threading.Event) -> None:
+        """Run kopf until the first of its root tasks ends: by an error, or by the stop flag."""
+        tasks = await kopf.spawn_tasks(
             registry=registry_of(notice, self._settings, self._record),
             clusterwide=self._settings.is_cluster_wide,
             namespaces=self._settings.watch_namespaces,
             standalone=True,
-            # Left out, kopf asks for the user's name, which an arbitrary user id has not got.
+            # kopf would ask for the user's name, which a user id from nowhere does not have.
             identity=Identity(self._settings.holder),
             stop_flag=self._stop,
             ready_flag=ready,
         )
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def _abandon(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs in a loop, and leave it after a moment.
+
+    kopf's own way out waits for its watches, which may wait for a login that never comes.
+    """
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=ABANDON_SECONDS))
+    for task in tasks:
+        # Nobody is left to be told that it was still pending.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()

@@ -123,7 +123,11 @@ class FaultProxy:
         if fault is not None and fault.event is not None:
             self.seen.append((attributes, 200))
             return web.Response(text=json.dumps(fault.event) + "\n")
-        return await self._forward(request, attributes, fault)
+        try:
+            return await self._forward(request, attributes, fault)
+        except (aiohttp.ClientConnectionResetError, aiohttp.ClientPayloadError):
+            # The operator was ended, or the server.
+            return web.Response(status=502)
 
     async def _forward(
         self, request: web.Request, attributes: Attributes, fault: Fault | None
@@ -136,7 +140,7 @@ class FaultProxy:
         url = f"{self._server}{request.path_qs}"
         body = await request.read()
         async with self._session.request(
-            request.method, url, headers=headers, data=body,
+            request.method, url, headers=headers, data=body or None,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:  # fmt: skip
             self.seen.append((attributes, answer.status))

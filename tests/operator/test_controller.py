@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Start
 from fault_proxy import FaultProxy
 from real import Operator, Server, eventually
 from scenes import condition
 
+from conftest import Start
 from deepseek_operator.kinds import (
     CHILD_KINDS,
     DEEPSEEK_DEPLOYMENT,

@@ -1,0 +1,230 @@
+"""Watching through faults: broken watches, refusals, storms, and what is never left behind."""
+
+import time
+from typing import Any
+
+import kopf
+import pytest
+from fault_proxy import Fault, FaultProxy, lists, watches, writes
+from real import Server, eventually
+from scenes import SETTINGS
+from test_controller import children, complete, dsd, wanted_children
+
+from conftest import Start
+from deepseek_operator.handlers import Backoffs, NothingRemembered, configured, registry_of
+from deepseek_operator.kinds import DEEPSEEK_DEPLOYMENT, DEPLOYMENT, SERVICE
+
+GONE = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", "message": "old"}
+DSD = DEEPSEEK_DEPLOYMENT.resource
+
+
+class TestSettings:
+    def test_every_kind_but_our_own_is_watched_by_its_label(self) -> None:
+        settings = kopf.OperatorSettings()
+
+        configured(settings, SETTINGS)
+
+        assert len(settings.watching.label_selectors) == 9
+        assert settings.watching.chunk_size == 500
+        assert settings.posting.enabled is False
+        assert settings.scanning.disabled is True
+
+    def test_only_events_are_handled_so_no_finalizer_is_ever_set(self) -> None:
+        registry = registry_of(lambda _type, _object: None, SETTINGS, lambda _what, _code: None)
+
+        assert len(registry._watching.get_all_handlers()) == 10
+        assert registry._changing.get_all_handlers() == []
+        assert registry._spawning.get_all_handlers() == []
+
+    def test_nothing_is_remembered_on_objects(self) -> None:
+        storage = NothingRemembered()
+
+        assert storage.build(body={}) == {}
+        assert storage.fetch(body={}) is None
+        assert storage.clear(essence={"a": 1}) == {"a": 1}
+        patch: dict[str, Any] = {}
+        storage.store(body={}, patch=patch, essence={})
+        storage.purge(body={}, patch=patch)
+        storage.touch(body={}, patch=patch, value="x")
+        assert patch == {}
+
+    def test_pauses_between_tries_grow_and_differ(self) -> None:
+        one, other = list(Backoffs()), list(Backoffs())
+
+        assert len(one) == len(Backoffs()) == 9
+        assert all(0.1 <= pause <= 10 for pause in one)
+        assert one != other
+        assert sum(one) > 10
+
+
+@pytest.mark.control_plane
+class TestFaults:
+    """Cases A21, A22, A24 and what else an API server does on a bad day."""
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            Fault(watches(DSD), event={"type": "ERROR", "object": GONE}),
+            Fault(watches(DSD), status=410, body=GONE),
+            Fault(
+                watches(DSD),
+                event={"type": "ERROR", "object": {**GONE, "code": 500, "reason": "Internal"}},
+            ),
+            Fault(watches(DSD), status=503),
+            Fault(watches(DSD), cut=True, times=2),
+            Fault(lists(DSD), status=429, headers={"Retry-After": "1"}, times=2),
+            Fault(lists(DEPLOYMENT.resource), status=410, body=GONE),
+        ],
+        ids=[
+            "410 as an event", "410 as a status", "another error event", "503",
+            "connection cut", "429 on lists", "410 on a list",
+        ],
+    )  # fmt: skip
+    def test_a_change_is_seen_in_spite_of(
+        self, server: Server, namespace: str, start: Start, fault: Fault
+    ) -> None:
+        fault.hits.clear()
+        server.apply(dsd(namespace, "old"))
+        with FaultProxy(server.plane) as proxy:
+            proxy.add(fault)
+            operator = start(address=proxy.address)
+            operator.lead()
+            eventually(lambda: fault.hits, what="the fault strikes")
+
+            server.apply(dsd(namespace, "new"))
+
+            complete(server, namespace, "old")
+            complete(server, namespace, "new")
+            assert operator.process is not None
+            assert operator.process.poll() is None
+            operator.stop()
+
+    def test_a_watch_that_went_silent_is_opened_again(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        with FaultProxy(server.plane) as proxy:
+            fault = proxy.add(Fault(watches(DSD), stall=True))
+            operator = start(address=proxy.address, WATCH_SECONDS="10")
+            eventually(lambda: fault.hits)
+
+            server.apply(dsd(namespace))
+
+            eventually(lambda: children(server, namespace) >= wanted_children(), seconds=30)
+            operator.stop()
+
+    def test_an_event_that_got_lost_is_found_by_listing(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        with FaultProxy(server.plane) as proxy:
+            proxy.add(Fault(watches(SERVICE.resource), swallow='"DELETED"', times=99))
+            operator = start(address=proxy.address, RESYNC_SECONDS="2")
+            server.apply(dsd(namespace))
+            complete(server, namespace)
+            time.sleep(0.5)
+
+            server.delete(SERVICE, namespace, "chat")
+
+            complete(server, namespace)
+            operator.stop()
+
+    def test_conflicts_on_every_kind_are_tried_again(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Case A21: the first three writes of each kind answer 409."""
+        with FaultProxy(server.plane) as proxy:
+            proxy.add(Fault(writes(), status=409, times=3))
+            operator = start(address=proxy.address)
+
+            server.apply(dsd(namespace))
+
+            eventually(lambda: children(server, namespace) == wanted_children(), seconds=30)
+            conflicts = sum(status == 409 for _, status in proxy.seen)
+            assert conflicts <= 3 * 9
+            operator.stop()
+
+    def test_a_storm_of_refusals_passes(self, server: Server, namespace: str, start: Start) -> None:
+        with FaultProxy(server.plane) as proxy:
+            proxy.add(Fault(writes("services"), status=429, headers={"Retry-After": "1"}, times=2))
+            proxy.add(Fault(writes("deployments.apps"), status=503, times=4))
+            proxy.add(Fault(writes("secrets"), status=500, times=4))
+            proxy.add(Fault(writes(f"{DSD}/status"), cut=True, times=2))
+            operator = start(address=proxy.address)
+
+            server.apply(dsd(namespace))
+
+            complete(server, namespace)
+            assert proxy.count("patch", "services") == 3
+            operator.stop()
+
+    def test_an_object_that_cannot_be_written_holds_up_no_other(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Case A25's second half: refusals inside a namespace pass by themselves."""
+        with FaultProxy(server.plane) as proxy:
+            fault = proxy.add(Fault(writes("networkpolicies.networking.k8s.io"), status=403))
+            operator = start(address=proxy.address)
+
+            server.apply(dsd(namespace, "first"))
+            eventually(lambda: fault.hits)
+            server.apply(dsd(namespace, "second"))
+
+            complete(server, namespace, "second")
+            eventually(lambda: children(server, namespace) >= wanted_children("first"), seconds=25)
+            operator.stop()
+
+    def test_a_broken_aggregated_api_does_not_hold_up_the_start(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Case A24: under a Role alone, and with an API service that nobody answers for."""
+        path = "/apis/apiregistration.k8s.io/v1/apiservices"
+        broken = {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": "v1beta1.custom.metrics.k8s.io"},
+            "spec": {
+                "group": "custom.metrics.k8s.io",
+                "version": "v1beta1",
+                "service": {"name": "nobody", "namespace": namespace},
+                "insecureSkipTLSVerify": True,
+                "groupPriorityMinimum": 100,
+                "versionPriority": 100,
+            },
+        }
+        server.must("POST", path, broken)
+        try:
+            eventually(
+                lambda: server.ask("GET", "/apis/custom.metrics.k8s.io/v1beta1").status_code == 503
+            )
+            operator = start()
+            server.apply(dsd(namespace))
+
+            complete(server, namespace)
+            assert not [
+                event
+                for event in server.audit(operator.user)
+                if event["responseStatus"]["code"] == 403
+            ]
+        finally:
+            server.must("DELETE", f"{path}/v1beta1.custom.metrics.k8s.io")
+
+    def test_two_hundred_objects_come_and_go_on_a_slow_server(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Cases A05 and A12: nothing hangs at its deletion, and no status write is lost."""
+        with FaultProxy(server.plane, latency_seconds=(0.05, 0.2)) as proxy:
+            operator = start(address=proxy.address)
+            operator.lead()
+            names = [f"many-{number}" for number in range(200)]
+            for name in names:
+                server.apply(dsd(namespace, name, {"gpu": {"mode": "cpu"}, "replicas": 0}))
+            for number, name in enumerate(names):
+                if number % 4 == 0:
+                    labels = {"metadata": {"labels": {"touched": str(number)}}}
+                    server.patch(DEEPSEEK_DEPLOYMENT, namespace, name, labels)
+            for name in names:
+                server.delete(DEEPSEEK_DEPLOYMENT, namespace, name)
+
+            eventually(lambda: not server.list(DEEPSEEK_DEPLOYMENT, namespace), seconds=60)
+            eventually(lambda: not children(server, namespace), seconds=60)
+            assert "inconsistencies" not in operator.log
+            operator.stop()

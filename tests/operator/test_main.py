@@ -1,0 +1,194 @@
+"""The process: one leader, restarts, crashes, and what happens while nobody is there."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from real import REPOSITORY, Server, eventually
+from test_controller import children, complete, dsd, settled, wanted_children
+
+from conftest import Start
+from deepseek_operator.kinds import DEEPSEEK_DEPLOYMENT, LEASE
+from deepseek_operator.settings import PREFIX
+
+
+def test_a_wrong_setting_ends_the_process_with_its_name() -> None:
+    environment = {**os.environ, f"{PREFIX}HTTP_PORT": "http"}
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "deepseek_operator.main", "run"],
+        env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+    assert ended.returncode == 2
+    assert "HTTP_PORT='http'" in ended.stderr
+
+
+@pytest.mark.control_plane
+class TestRestart:
+    def test_a_restart_writes_nothing_where_nothing_changed(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Its memory is the cluster itself."""
+        first = start()
+        server.apply(dsd(namespace))
+        settled(server, first, namespace)
+        code = first.stop()
+
+        second = start("second")
+        second.lead()
+        eventually(lambda: second.requests()["watch", "pods"])
+        time.sleep(1)
+
+        assert code == 0
+        assert second.writes() == {}
+
+    def test_what_happened_meanwhile_is_found(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Case A06: objects go without the operator, and those that came are served."""
+        first = start()
+        server.apply(dsd(namespace, "goes"))
+        server.apply(dsd(namespace, "stays"))
+        complete(server, namespace, "goes")
+        complete(server, namespace, "stays")
+        first.stop()
+
+        server.delete(DEEPSEEK_DEPLOYMENT, namespace, "goes")
+        eventually(lambda: server.get(DEEPSEEK_DEPLOYMENT, namespace, "goes") is None)
+        eventually(lambda: children(server, namespace) == wanted_children("stays"))
+        server.apply(dsd(namespace, "comes"))
+        server.delete(LEASE, namespace, "deepseek-operator")
+        start("second")
+
+        complete(server, namespace, "comes")
+        assert children(server, namespace) == wanted_children("stays") | wanted_children("comes")
+
+    def test_killed_in_the_middle_the_next_one_finishes(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        first = start()
+        first.lead()
+        names = [f"n{number}" for number in range(20)]
+        for name in names:
+            server.apply(dsd(namespace, name))
+        eventually(lambda: len(children(server, namespace)) > 10, every=0.01)
+        first.stop(signal.SIGKILL)
+        half = len(children(server, namespace))
+
+        start("second")
+
+        wanted = set().union(*(wanted_children(name) for name in names))
+        eventually(lambda: children(server, namespace) == wanted, seconds=40)
+        assert half < len(wanted)
+
+    def test_a_namespace_that_is_deleted_does_not_hold_up_another(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Case A25."""
+        other = f"{namespace}-other"
+        server.namespace(other)
+        operator = start()
+        operator.stop()
+        # The role of the first namespace, in the second one as well.
+        binding = server.must(
+            "GET",
+            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings/deepseek-operator",
+        )
+        role = server.must(
+            "GET",
+            f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/deepseek-operator",
+        )
+        for found in (role, binding):
+            found["metadata"] = {"name": "deepseek-operator", "namespace": other}
+            server.apply(found)
+        operator.settings = {"WATCH_NAMESPACES": f"{namespace},{other}"}
+        operator.start()
+        server.apply(dsd(other))
+        complete(server, other)
+
+        server.must("DELETE", f"/api/v1/namespaces/{other}")
+        server.apply(dsd(namespace))
+
+        complete(server, namespace)
+        eventually(
+            lambda: server.ask("GET", f"/api/v1/namespaces/{other}").status_code == 404, seconds=60
+        )
+
+
+@pytest.mark.control_plane
+class TestBeingOne:
+    def test_a_second_operator_waits_and_takes_over(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        first = start()
+        first.lead()
+        second = start("second")
+        eventually(lambda: second.ask("/healthz").status_code == 200)
+        time.sleep(2)
+        waited = not second.is_leader()
+        idle = second.writes()
+
+        first.stop(signal.SIGKILL)
+        eventually(second.is_leader, seconds=15)
+        server.apply(dsd(namespace))
+
+        assert waited
+        assert idle == {}
+        complete(server, namespace)
+
+    def test_one_that_is_told_to_stop_hands_over_at_once(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        first = start(LEASE_DURATION_SECONDS="30")
+        first.lead()
+        second = start("second", LEASE_DURATION_SECONDS="5")
+        eventually(lambda: second.ask("/healthz").status_code == 200)
+
+        code = first.stop()
+        eventually(second.is_leader, seconds=5)
+
+        assert code == 0
+
+    def test_a_lost_lease_ends_the_process(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        operator = start()
+        operator.lead()
+
+        spec = {"spec": {"holderIdentity": "another", "leaseDurationSeconds": 60}}
+        server.patch(LEASE, namespace, "deepseek-operator", spec)
+
+        assert operator.process is not None
+        assert operator.process.wait(20) == 1
+        assert "was taken by another" in operator.log
+
+    def test_a_deleted_lease_is_taken_again(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        operator = start()
+        operator.lead()
+
+        server.delete(LEASE, namespace, "deepseek-operator")
+
+        lease = eventually(lambda: server.get(LEASE, namespace, "deepseek-operator"))
+        assert lease["spec"]["holderIdentity"] == "first"
+        assert operator.is_leader()
+
+    def test_an_api_server_that_is_away_for_seconds_is_waited_for(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        operator = start(LEASE_DURATION_SECONDS="60")
+        operator.lead()
+        server.plane.stop_component("kube-apiserver")
+        time.sleep(1)
+        server.plane.start_api_server()
+
+        eventually(lambda: server.apply(dsd(namespace)), seconds=30)
+
+        eventually(lambda: children(server, namespace) >= wanted_children(), seconds=40)
+        assert operator.process is not None
+        assert operator.process.poll() is None
