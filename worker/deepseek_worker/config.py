@@ -82,7 +82,7 @@ class ServerConfig(Frozen):
     connection_max_requests: int = Field(default=64, ge=1)
     """A connection is closed after this many requests, so that clients spread over new pods."""
     connection_max_seconds: float = Field(default=30.0, gt=0)
-    """A connection is closed after the first answer that ends later than this."""
+    """The first answer that begins later than this closes its connection."""
     drain_seconds: float = Field(default=30.0, ge=0)
     """How long SIGTERM waits for running requests before they are aborted."""
     stall_seconds: float = Field(default=60.0, gt=0)

@@ -204,7 +204,7 @@ async def _tell_of_failure(engine: EngineThread) -> None:
     while True:
         await asyncio.sleep(1.0)
         progress = engine.progress()
-        if progress.phase == "failed":
+        if progress.phase == "failed" and engine.stats() is not None:
             logger.error("The engine ended with an error", exc_info=progress.error)
             return
 
