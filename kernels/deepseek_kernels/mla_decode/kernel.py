@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
@@ -51,6 +52,7 @@ def mla_decode_kernel(
     PAIRS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
@@ -65,6 +67,8 @@ def mla_decode_kernel(
     STEP: tl.constexpr = 2 if PAIRS else 1
     BLOCK_C: tl.constexpr = LATENT // STEP
     BLOCK_R: tl.constexpr = ROPE // STEP
+    if OVERLAP:
+        gdc_wait()
     i_block = tl.program_id(0)
     i_program = tl.program_id(1)
     num_blocks = tl.num_programs(0)
@@ -86,7 +90,7 @@ def mla_decode_kernel(
     while tile < end:
         i_item, item_begin = locate(b_ends, tile)
         i_sequence = i_item.to(tl.int64)
-        length = tl.load(lengths_ptr + i_sequence * stride_length)
+        length = tl.sum(tl.where(o_sequence == i_item, b_length, 0), 0)
         item_tiles = tl.maximum(tl.cdiv(length, BLOCK_N), 1)
         count = tl.minimum(end, item_begin + item_tiles) - tile
 
@@ -146,6 +150,9 @@ def mla_decode_kernel(
             else:
                 b_acc = tl.dot(b_weights, b_latent, b_acc, input_precision="ieee")
 
+        if OVERLAP:
+            if tile + count >= end:
+                gdc_launch_dependents()
         o_d = tl.arange(0, LATENT)
         o_h = tl.arange(0, BLOCK_H)
         if PAIRS:
@@ -211,6 +218,7 @@ def mla_decode(
     parts, stats, arrived = split_workspace(
         query.device, programs * blocks, sequences * blocks, block_h, LATENT, workspace
     )
+    compiled = not triton.knobs.runtime.interpret
     if pairs:
         cache = cache.view(torch.int16)
     mla_decode_kernel[(blocks, programs)](
@@ -233,7 +241,8 @@ def mla_decode(
         HEADS=heads,
         PAIRS=pairs,
         HAS_SCALE=cache_scale is not None,
-        ASSEMBLY=not triton.knobs.runtime.interpret,
+        ASSEMBLY=compiled,
+        OVERLAP=compiled,
         DOT=dot_type(query, int(pairs)),
         LATENT=LATENT,
         ROPE=ROPE,
@@ -241,8 +250,9 @@ def mla_decode(
         BLOCK_H=block_h,
         BLOCK_N=config["tokens"],
         LEAST_TILES=config["least_tiles"],
-        **part_blocks(block_h, LATENT),
+        **part_blocks(block_h, LATENT, config["num_warps"]),
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
+        launch_pdl=compiled,
     )
     return out

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
@@ -62,35 +63,40 @@ def combine(
     """Add the parts of an item in their order and store the `[ROWS, COLUMNS]` result.
 
     Part `i` is `[M, N]` at slot `slot + i * STRIDE`. What other programs wrote is read past the
-    L1 cache.
+    L1 cache. The maximum comes first, so that the loads of parts depend on nothing.
     """
     o_m = tl.arange(0, M)
+    o_all = tl.arange(0, 32)
+    b_max = tl.full([M], float("-inf"), tl.float32)
+    for i_part in range(0, num_parts, 32):
+        m_all = (i_part + o_all < num_parts)[:, None]
+        o_slot = (slot + (i_part + o_all) * STRIDE).to(tl.int64)
+        p_stats = stats_ptr + o_slot[:, None] * (2 * M) + o_m[None, :]
+        b_maxima = tl.load(p_stats, mask=m_all, other=float("-inf"), cache_modifier=".cg")
+        b_max = tl.maximum(b_max, tl.max(b_maxima, 0))
+    b_safe = tl.where(b_max == float("-inf"), 0.0, b_max)
+
     for column in range(0, N, BLOCK_N):
         o_n = column + tl.arange(0, BLOCK_N)
-        b_max = tl.full([M], float("-inf"), tl.float32)
         b_sum = tl.zeros([M], tl.float32)
         b_acc = tl.zeros([M, BLOCK_N], tl.float32)
         for i_part in range(0, num_parts, PARTS):
             o_part = i_part + tl.arange(0, PARTS)
             m_part = o_part < num_parts
             o_slot = (slot + o_part * STRIDE).to(tl.int64)
-            p_stats = stats_ptr + o_slot[:, None] * (2 * M) + o_m[None, :]
-            b_maxima = tl.load(
-                p_stats, mask=m_part[:, None], other=float("-inf"), cache_modifier=".cg"
-            )  # [PARTS, M]
-            b_sums = tl.load(p_stats + M, mask=m_part[:, None], other=0.0, cache_modifier=".cg")
             p_part = part_ptr + o_slot[:, None, None] * (M * N)
             p_part += o_m[None, :, None] * N + o_n[None, None, :]
             b_parts = tl.load(
                 p_part, mask=m_part[:, None, None], other=0.0, cache_modifier=".cg"
             )  # [PARTS, M, BLOCK_N]
-            b_new = tl.maximum(b_max, tl.max(b_maxima, 0))
-            b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
-            b_old = tl.exp2(b_max - b_safe)
+            p_stats = stats_ptr + o_slot[:, None] * (2 * M) + o_m[None, :]
+            b_maxima = tl.load(
+                p_stats, mask=m_part[:, None], other=float("-inf"), cache_modifier=".cg"
+            )  # [PARTS, M]
+            b_sums = tl.load(p_stats + M, mask=m_part[:, None], other=0.0, cache_modifier=".cg")
             b_weights = tl.exp2(b_maxima - b_safe[None, :])
-            b_sum = b_sum * b_old + tl.sum(b_sums * b_weights, 0)
-            b_acc = b_acc * b_old[:, None] + tl.sum(b_parts * b_weights[:, :, None], 0)
-            b_max = b_new
+            b_sum += tl.sum(b_sums * b_weights, 0)
+            b_acc += tl.sum(b_parts * b_weights[:, :, None], 0)
         b_out = normalised(b_acc, b_sum).to(out_ptr.dtype.element_ty)
         p_out = out_ptr + o_m[:, None] * COLUMNS + o_n[None, :]
         tl.store(p_out, b_out, mask=(o_m < ROWS)[:, None] & (o_n < COLUMNS)[None, :])
@@ -189,6 +195,7 @@ def paged_decode_kernel(  # noqa: C901
     HAS_VALUE_SCALE: tl.constexpr,
     SAME_STRIDES: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -204,6 +211,8 @@ def paged_decode_kernel(  # noqa: C901
     COLUMNS: tl.constexpr = D // 2 if PAIRS else D
     BLOCK_C: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D
     STEP: tl.constexpr = 2 if PAIRS else 1
+    if OVERLAP:
+        gdc_wait()
     o_m = tl.arange(0, BLOCK_M)
     o_c = tl.arange(0, BLOCK_C)
     o_d = tl.arange(0, BLOCK_D)
@@ -232,9 +241,7 @@ def paged_decode_kernel(  # noqa: C901
         i_row, row_begin = locate(b_ends, tile)
         i_sequence = ((i_row * ROW_HEADS) // KV_HEADS).to(tl.int64)
         row_head = (i_row * ROW_HEADS) % KV_HEADS
-        length = tl.load(
-            lengths_ptr + i_sequence * stride_length_sequence + row_head * stride_length_head
-        )
+        length = tl.sum(tl.where(o_row == i_row, b_length, 0), 0)
         lowest = 0
         if WINDOW > 0:
             lowest = tl.maximum(length - WINDOW, 0)
@@ -324,6 +331,9 @@ def paged_decode_kernel(  # noqa: C901
             else:
                 b_acc = tl.dot(b_weights, b_value, acc=b_acc, input_precision="ieee")
 
+        if OVERLAP:
+            if tile + count >= end:
+                gdc_launch_dependents()
         if PAIRS:
             b_whole = tl.reshape(tl.join(b_acc, b_acc_odd), [BLOCK_M, BLOCK_D]) * value_factor
         else:
@@ -390,6 +400,7 @@ def paged_decode(
     block_g = triton.next_power_of_2(group)
     block_d = triton.next_power_of_2(head_dim)
     config = pick("paged_decode", bytes=key_cache.element_size(), sequences=sequences)
+    compiled = not triton.knobs.runtime.interpret
     programs = config["programs"] * multiprocessors(query.device)
     items = sequences * kv_heads
     parts, stats, arrived = split_workspace(
@@ -430,7 +441,8 @@ def paged_decode(
         HAS_KEY_SCALE=key_scale is not None,
         HAS_VALUE_SCALE=value_scale is not None,
         SAME_STRIDES=key_cache.stride() == value_cache.stride(),
-        ASSEMBLY=not triton.knobs.runtime.interpret,
+        ASSEMBLY=compiled,
+        OVERLAP=compiled,
         DOT=dot_type(query, mode),
         BLOCK_ROWS=triton.next_power_of_2(rows),
         BLOCK_G=block_g,
@@ -438,10 +450,11 @@ def paged_decode(
         BLOCK_N=config["tokens"],
         BLOCK_D=block_d,
         LEAST_TILES=config["least_tiles"],
-        **part_blocks(block_g, block_d),
+        **part_blocks(block_g, block_d, config["num_warps"]),
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
         maxnreg=config["registers"],
+        launch_pdl=compiled,
     )
     return out
 
@@ -466,10 +479,11 @@ def split_workspace(
     return parts, stats, workspace
 
 
-def part_blocks(rows: int, columns: int) -> dict[str, int]:
-    """Return the columns and parts that `combine` holds at a time: 2048 values or so."""
-    block = min(columns, max(16, 2048 // rows))
-    return {"BLOCK_PART": block, "PARTS": max(1, 2048 // (rows * block))}
+def part_blocks(rows: int, columns: int, num_warps: int) -> dict[str, int]:
+    """Return the columns and parts that `combine` holds at a time: 64 values of each thread."""
+    values = 2048 * num_warps
+    block = min(columns, max(16, values // rows))
+    return {"BLOCK_PART": block, "PARTS": max(1, values // (rows * block))}
 
 
 def scale_strides(scale: Tensor | None) -> tuple[int, int, int]:
