@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import urlsplit
 
-from deepseek_contract.deployment import DeepSeekDeploymentSpec, ModelCache
+from deepseek_contract.deployment import DeepSeekDeploymentSpec
+from deepseek_contract.model import ModelCache
 from deepseek_contract.source import HttpsSource
 from deepseek_contract.status import ModelCachedReason
 from deepseek_operator.drift import amount_of
