@@ -223,6 +223,28 @@ def keyed(*keys: str, max_items: int) -> Any:
     return Field(max_length=max_items, json_schema_extra=extra)
 
 
+def keys_match(field: str, pattern: str, message: str) -> Rule:
+    """Keys of a map have no pattern in a structural schema, so a rule checks them.
+
+    Args:
+        field: The map's name in Python.
+        pattern: What each key must match from end to end.
+        message: What is allowed.
+    """
+    compiled = re.compile(pattern)
+
+    def hold(part: Any) -> bool:
+        return all(compiled.fullmatch(key) for key in getattr(part, field) or {})
+
+    alias = to_camel(field)
+    return Rule(
+        cel=f"!has(self.{alias}) || self.{alias}.all(k, k.matches(r'^({pattern})$'))",
+        holds=hold,
+        message=message,
+        field_path=f".{alias}",
+    )
+
+
 def no_doubles(field: str, *keys: str) -> Rule:
     """The Python side of `keyed`: the API server checks doubles by the list's type."""
     return Rule(

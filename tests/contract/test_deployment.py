@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deepseek_contract.deployment import NOT_YET, DeepSeekDeployment, ModelCache
-from deepseek_contract.source import HubSource
+from deepseek_contract.deployment import NOT_YET, DeepSeekDeployment
 
 PATH = "/apis/deepseek.dev/v1alpha1/namespaces/default/deepseekdeployments"
 SHA256 = "0123456789abcdef" * 4
@@ -465,15 +464,3 @@ def test_a_stored_object_of_a_newer_version_is_read_without_what_is_new() -> Non
 
     assert read.spec.replicas == 2
     assert read.spec.gpu.mode == "cpu"
-
-
-def test_the_source_is_taken_apart() -> None:
-    model = DeepSeekDeployment.parse(document(source("hf://org/name@main"))).spec.model
-
-    assert model.parsed_source == HubSource("org/name", "main")
-
-
-def test_a_claim_that_is_made_has_100_gib_for_one_node_unless_told() -> None:
-    assert (ModelCache().claim_size_gib, ModelCache().claim_access_mode) == (100, "ReadWriteOnce")
-    chosen = ModelCache(size_gib=5, access_mode="ReadWriteMany")
-    assert (chosen.claim_size_gib, chosen.claim_access_mode) == (5, "ReadWriteMany")
