@@ -94,6 +94,25 @@ def test_logs_show_a_user_of_group_0(cluster):
         assert logs.startswith("serving as 23456 0\n")
 
 
+def test_a_network_policy_is_enforced_and_its_end_too(cluster):
+    asking, asked = pods(cluster)
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "closed", "namespace": NAMESPACE},
+        "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"]},
+    }
+    assert can_reach(cluster, asking, asked)
+
+    cluster.control_plane.apply(policy)
+    wait_until(lambda: not can_reach(cluster, asking, asked), 10)
+    with urllib.request.urlopen(f"http://{asked['status']['podIP']}:8000", timeout=5) as answer:
+        assert answer.status == 200  # this machine is the node's own, as kubelets are
+    cluster.control_plane.kubectl("delete", "networkpolicy", "closed", "-n", NAMESPACE)
+
+    wait_until(lambda: can_reach(cluster, asking, asked), 10)
+
+
 def test_nodes_offer_gpus_that_are_not_there(cluster):
     cluster.set_gpus("node2", {"gpu": 2, "mig-1g.18gb": 3})
     time.sleep(6)  # longer than the kubelet takes to report again
@@ -179,6 +198,22 @@ def pods(cluster):
         "get", "pods", "-n", NAMESPACE, "-l", "app=web", "-o", "json"
     )
     return json.loads(listed)["items"]
+
+
+def can_reach(cluster, asking, asked):
+    code = (
+        "import socket\n"
+        "try:\n"
+        f"    socket.create_connection(('{asked['status']['podIP']}', 8000), 1).close()\n"
+        "except TimeoutError:\n"
+        "    print('no')\n"
+        "else:\n"
+        "    print('yes')\n"
+    )
+    answer = cluster.control_plane.kubectl(
+        "exec", "-n", NAMESPACE, asking["metadata"]["name"], "--", "python", "-c", code
+    )
+    return {"yes": True, "no": False}[answer.strip()]
 
 
 def node(cluster, name):

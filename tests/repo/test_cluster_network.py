@@ -58,3 +58,7 @@ def test_free_addresses_are_chosen(taken, route, index):
 def test_no_room_is_said():
     with pytest.raises(ClusterError, match="leave no room"):
         network.choose(set(), [ipaddress.IPv4Network("10.0.0.0/8")])
+
+
+def test_hardware_addresses_are_stable_and_made_here():
+    assert network.hardware_address("10.201.0.12") == "02:00:0a:c9:00:0c"

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,6 +216,9 @@ class Cluster:
             with phase(f"started {node.name}"):
                 self._start_node(node, switch)
         network.route_services(self.network, self.nodes[0])
+        # By file: the program must come up the same whoever started the cluster, and from where.
+        enforce: list[str | Path] = [sys.executable, places.SOURCE, "--name", self.name, "enforce"]
+        processes.start("policies", enforce, self.state)
         addons.start_dns(self)
         storage.start_storage(self)
         with phase("all nodes are Ready"):

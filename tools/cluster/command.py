@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from cluster import images, places
+from cluster import images, places, policies
 from cluster.cluster import DEFAULT_NAME, Cluster
 from cluster.errors import ClusterError
 from cluster.progress import say
@@ -58,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     gpus.add_argument("node")
     gpus.add_argument("units", nargs="+", metavar="UNIT=NUMBER", help="gpu=2, mig-1g.18gb=3")
     gpus.set_defaults(run=_gpus)
+
+    # Not for people: `up` starts it.
+    enforce = commands.add_parser("enforce")
+    enforce.set_defaults(run=_enforce)
     return parser
 
 
@@ -130,6 +134,11 @@ def _gpus(options: argparse.Namespace) -> int:
             raise ClusterError(f"{word!r} is no UNIT=NUMBER, for example gpu=2 or mig-1g.18gb=3")
         units[name] = int(number)
     Cluster(options.name).set_gpus(options.node, units)
+    return 0
+
+
+def _enforce(options: argparse.Namespace) -> int:
+    policies.enforce(Cluster(options.name))
     return 0
 
 

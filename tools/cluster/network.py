@@ -132,7 +132,8 @@ def plug_in(switch: Namespaces, node: Node, others: list[Node], interface: str) 
         switch.run("ip", "link", "delete", node.name)
     switch.run(
         "ip", "link", "add", node.name, "type", "veth",
-        "peer", "name", "eth0", "netns", str(held.pid),
+        "peer", "name", "eth0", "address", hardware_address(node.network.address),
+        "netns", str(held.pid),
     )  # fmt: skip
     switch.run("ip", "link", "set", node.name, "master", "bridge", "up")
     addresses = node.network
@@ -146,6 +147,11 @@ def plug_in(switch: Namespaces, node: Node, others: list[Node], interface: str) 
         held.run("ip", *words)
     held.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
     run("ip", "route", "replace", addresses.pods, "via", addresses.address, "dev", interface)
+
+
+def hardware_address(address: str) -> str:
+    """A node's own, the same after each start: its neighbours remember it for up to a minute."""
+    return ":".join(f"{byte:02x}" for byte in (2, 0, *ipaddress.IPv4Address(address).packed))
 
 
 def route_services(network: ClusterNetwork, node: Node) -> None:
