@@ -1,5 +1,6 @@
 """A control plane for tests: up in seconds, and gone with whoever asked for it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -68,3 +69,32 @@ def test_a_killed_owner_takes_its_control_plane_along():
 def test_an_unknown_component_is_refused():
     with pytest.raises(ClusterError, match=r"unknown components .*allowed are"):
         ControlPlane("never", components=("kube-api-server",))
+
+
+def test_simulated_nodes_run_what_the_scheduler_gives_them():
+    components = ("kube-controller-manager", "kube-scheduler", "kwok")
+    amounts = {"cpu": "8", "memory": "64Gi", "pods": "10", "nvidia.com/gpu": "8"}
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "fake", "annotations": {"kwok.x-k8s.io/node": "fake"}},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    }
+    container = {"name": "c", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    labels = {"app": "simulated"}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "simulated", "namespace": "default"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    }
+    with ControlPlane(f"repo-tests-kwok-{os.getpid()}", components) as fleet:
+        fleet.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        fleet.apply(deployment)
+
+        fleet.kubectl("rollout", "status", "deployment/simulated", "--timeout=60s")
+        fleet.kubectl("wait", "--for=condition=Ready", "node/fake", "--timeout=60s")

@@ -6,14 +6,14 @@ import string
 import pytest
 import yaml
 
-from cluster import addons, places
+from cluster import places
 
 VALUES = {"dns": "10.0.0.10", "image": "i:1", "prometheus": "p:1", "adapter": "a:1"}
 
 
 @pytest.mark.parametrize("name", ["dns.yaml", "metrics.yaml"])
 def test_a_manifest_holds_objects_with_names(name):
-    text = (addons.MANIFESTS / name).read_text()
+    text = (places.MANIFESTS / name).read_text()
 
     documents = list(yaml.safe_load_all(string.Template(text).substitute(VALUES)))
 
@@ -21,7 +21,7 @@ def test_a_manifest_holds_objects_with_names(name):
 
 
 def test_every_metric_of_the_adapter_is_one_that_workers_export():
-    text = (addons.MANIFESTS / "metrics.yaml").read_text()
+    text = (places.MANIFESTS / "metrics.yaml").read_text()
     exported = (places.REPOSITORY / "contract/deepseek_contract/metrics.py").read_text()
 
     for metric in re.findall(r"matches: (\w+)", text):

@@ -14,7 +14,6 @@ from cluster.progress import phase
 if TYPE_CHECKING:
     from cluster.cluster import Cluster
 
-MANIFESTS = places.SOURCE / "manifests"
 USER = 65532
 METRICS_PROGRAMS = ("prometheus", "prometheus-adapter")
 
@@ -77,7 +76,7 @@ def start_metrics(cluster: "Cluster") -> None:
 
 
 def _apply(cluster: "Cluster", manifest: str, values: Mapping[str, str]) -> None:
-    text = (MANIFESTS / manifest).read_text(encoding="utf-8")
+    text = (places.MANIFESTS / manifest).read_text(encoding="utf-8")
     cluster.control_plane.kubectl(
         "apply", "--server-side", "--force-conflicts", "-f", "-",
         stdin=string.Template(text).substitute(values),

@@ -49,7 +49,7 @@ class ControlPlane:
     components: Sequence[str] = ("kube-controller-manager",)
     """Beside etcd and kube-apiserver: kube-controller-manager, kube-scheduler, kwok."""
     network: Network = Network()
-    node_grace_seconds: int = 20
+    node_grace_seconds: int = 40
     """How long a silent node stays Ready."""
     api_server_flags: Sequence[str] = ()
     controller_manager_flags: Sequence[str] = ()
@@ -238,6 +238,7 @@ class ControlPlane:
             self._start(
                 name,
                 f"--kubeconfig={self.state / 'kwok.kubeconfig'}",
+                f"--config={places.MANIFESTS / 'simulated.yaml'}",
                 # Real nodes carry no such annotation, so kwok leaves them alone.
                 "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
                 "--node-lease-duration-seconds=40",

@@ -6,6 +6,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent
 REPOSITORY = SOURCE.parent.parent
 PROGRAM_MODULES = SOURCE / "programs"
+MANIFESTS = SOURCE / "manifests"
 
 
 def cache() -> Path:
