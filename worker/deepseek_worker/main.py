@@ -78,6 +78,9 @@ def run(arguments: Sequence[str]) -> int:
 def _serve(given: argparse.Namespace) -> None:
     engine_config, config = _config(EngineConfig, given), _config(ServerConfig, given)
     configure(config.log_format)
+    # torch's threads wait for each other by spinning; where processors are shared, that is 5 to 8
+    # times slower than going to sleep after a moment. OpenMP reads this when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Only here, because it imports torch, for which the loader has no memory.
     from deepseek_worker.serve import serve  # noqa: PLC0415
 
