@@ -1,6 +1,7 @@
 """Documents made from a CRD: one place at a time on and beside each limit, and at random."""
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,9 +79,18 @@ def least(schema: Schema, name: str) -> Any:
     return POOLS[name][0][0] if name in POOLS else "a" if "pattern" in schema else ""
 
 
-def variations(schema: Schema, name: str) -> Iterator[Any]:
-    """Values on and beside each limit of this place, then of each place below it."""
+def variations(schema: Schema, name: str, seen: set[str] | None = None) -> Iterator[Any]:
+    """Values on and beside each limit of this place, then of each place below it.
+
+    A part that the schema has in several places, word for word, is varied inside in the first.
+    """
+    seen = set() if seen is None else seen
     yield from JUNK
+    if schema.get("properties"):
+        words = json.dumps(schema | {"description": ""})
+        if words in seen:
+            return
+        seen.add(words)
     if "enum" in schema:
         yield from schema["enum"]
         yield from (value.lower() + "x" for value in schema["enum"])
@@ -90,14 +100,14 @@ def variations(schema: Schema, name: str) -> Iterator[Any]:
         return
     match schema["type"]:
         case "object" if "properties" in schema:
-            yield from _object_variations(schema, name)
+            yield from _object_variations(schema, name, seen)
         case "object":
-            yield from _map_variations(schema, name)
+            yield from _map_variations(schema, name, seen)
         case "array":
             item = least(schema["items"], f"{name}[]")
             yield [item] * (schema["maxItems"] + 1)
             yield [item, item]
-            for varied in variations(schema["items"], f"{name}[]"):
+            for varied in variations(schema["items"], f"{name}[]", seen):
                 yield [varied]
         case "integer":
             limits = schema["minimum"], schema["maximum"]
@@ -108,25 +118,25 @@ def variations(schema: Schema, name: str) -> Iterator[Any]:
             yield from ("a" * schema["maxLength"], "a" * (schema["maxLength"] + 1), "a\n", "é")
 
 
-def _object_variations(schema: Schema, name: str) -> Iterator[Any]:
+def _object_variations(schema: Schema, name: str, seen: set[str]) -> Iterator[Any]:
     base = least(schema, name)
     yield base
     yield base | {"unknownField": 1}
     for missing in schema.get("required", []):
         yield {key: value for key, value in base.items() if key != missing}
     for key, part in schema["properties"].items():
-        for varied in variations(part, key):
+        for varied in variations(part, key, seen):
             yield base | copy.deepcopy(BESIDE.get(key, {})) | {key: varied}
 
 
-def _map_variations(schema: Schema, name: str) -> Iterator[Any]:
+def _map_variations(schema: Schema, name: str, seen: set[str]) -> Iterator[Any]:
     right, wrong = POOLS.get(name, (("a", "b"), ()))
     value = least(schema["additionalProperties"], f"{name}.*")
     for key in (*right, *wrong):
         yield {key: value}
     yield {f"a{number}": value for number in range(schema["maxProperties"] + 1)}
     for key in right:
-        for varied in variations(schema["additionalProperties"], f"{name}.*"):
+        for varied in variations(schema["additionalProperties"], f"{name}.*", seen):
             yield {key: varied}
 
 
