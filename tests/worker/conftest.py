@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from deepseek_worker.config import EngineConfig
-from deepseek_worker.engine import Engine, load_engine
+from deepseek_worker.engine import Engine
 from deepseek_worker.sequence import Output, Request, SamplingParams
+from deepseek_worker.startup import load_engine
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,16 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from deepseek_worker.config import EngineConfig
-from deepseek_worker.engine import load_engine
-from deepseek_worker.errors import (
-    InvalidRequest,
-    ModelNotFound,
-    ModelTooLarge,
-    QueueFull,
-    RequestTooLarge,
-    UnsupportedModel,
-)
+from deepseek_worker.errors import RequestTooLarge
 from deepseek_worker.sequence import Request, SamplingParams
 
 PAGE_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, key and value, heads, head_dim, tokens, float32
@@ -214,41 +205,6 @@ def test_a_request_that_can_never_fit_is_refused_at_once_and_others_go_on(
     assert len(generate(engine, [prompt(4)])[0]) == 8
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"min_p": -0.1}, "min_p"),
-        ({"top_k": -1}, "top_k"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"frequency_penalty": float("inf")}, "frequency_penalty"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty"),
-        ({"logit_bias": ((999_999, 1.0),)}, "token id 999999"),
-        ({"stop_token_ids": (128,)}, "token id 128"),
-    ],
-)
-def test_wild_values_are_refused_by_name(changes, named, tiny, make_engine):
-    with pytest.raises(InvalidRequest, match=named):
-        make_engine(tiny[0]).validate(request("a", prompt(4), **changes))
-
-
-@pytest.mark.parametrize("tokens", [[], [128], [-1]])
-def test_prompts_that_are_no_tokens_are_refused(tokens, tiny, make_engine):
-    with pytest.raises(InvalidRequest):
-        make_engine(tiny[0]).validate(request("a", tokens))
-
-
-def test_a_full_queue_refuses(tiny, make_engine):
-    engine = make_engine(tiny[0], max_queued_requests=2, max_running_requests=1)
-
-    engine.validate(request("a", prompt(4)), num_queued=2)
-    with pytest.raises(QueueFull):
-        engine.validate(request("a", prompt(4)), num_queued=3)
-
-
 def test_aborting_frees_the_pages_before_the_next_step(tiny, make_engine):
     engine = make_engine(tiny[0], prefix_cache=False)
     engine.add(request("a", prompt(50), max_tokens=100))
@@ -406,24 +362,6 @@ def test_a_model_in_float16_that_overflows_gives_an_error_not_text(
     assert wide[-1].finish_reason == "length"
 
 
-def test_bfloat16_weights_and_cache_are_served(tiny, make_engine, generate):
-    engine = make_engine(tiny[0], weights="bf16", kv_cache="bf16")
-    mixed = make_engine(tiny[0], dtype="float32", kv_cache="bf16")
-
-    assert engine.stats().page_bytes * 2 == PAGE_BYTES
-    assert mixed.stats().page_bytes * 2 == PAGE_BYTES
-    for subject in (engine, mixed):
-        assert [len(answer) for answer in generate(subject, [prompt(5), prompt(30)])] == [8, 8]
-
-
-def test_random_weights_need_a_config_only(tiny, tmp_path, make_engine, generate):
-    (tmp_path / "config.json").write_text((tiny[0] / "config.json").read_text())
-
-    engine = make_engine(tmp_path, load_format="dummy")
-
-    assert len(generate(engine, [prompt(5)])[0]) == 8
-
-
 def test_more_rows_than_the_tokenizer_has_tokens_are_no_trouble(
     make_checkpoint, make_engine, generate
 ):
@@ -436,60 +374,16 @@ def test_more_rows_than_the_tokenizer_has_tokens_are_no_trouble(
     assert all(0 <= token < 1003 for answer in answers for token in answer)
 
 
-def test_a_model_larger_than_the_limit_says_what_is_missing(tiny):
-    config = EngineConfig(model=tiny[0], device="cpu", memory_limit_bytes=2**20)
-
-    with pytest.raises(ModelTooLarge, match=r"needs [\d,]+ MiB .*may use 1 MiB"):
-        load_engine(config, lambda _: None)
-
-
-def test_a_pool_larger_than_the_limit_is_refused(tiny):
-    config = EngineConfig(
-        model=tiny[0], device="cpu", memory_limit_bytes=2**30, kv_cache_bytes=2**31
-    )
-
-    with pytest.raises(ModelTooLarge):
-        load_engine(config, lambda _: None)
-
-
-def test_a_missing_model_is_said(tmp_path):
-    with pytest.raises(ModelNotFound, match="does not exist"):
-        load_engine(EngineConfig(model=tmp_path / "none", device="cpu"), lambda _: None)
-
-
-def test_a_context_beyond_the_models_positions_is_refused(tiny):
-    with pytest.raises(UnsupportedModel, match="made for 256"):
-        load_engine(EngineConfig(model=tiny[0], max_context_tokens=257), lambda _: None)
-
-
-def test_contradicting_precisions_are_refused(tiny):
-    config = EngineConfig(model=tiny[0], device="cpu", weights="bf16", dtype="float32")
-
-    with pytest.raises(UnsupportedModel, match="bf16"):
-        load_engine(config, lambda _: None)
-
-
-def test_used_and_demand_percent_follow_the_requests(tiny, make_engine):
-    engine = make_engine(tiny[0], kv_cache_bytes=10 * PAGE_BYTES, prefix_cache=True)
-    idle = engine.stats()
+def test_demand_follows_the_requests_and_ends_with_them(tiny, make_engine):
+    engine = make_engine(tiny[0], kv_cache_bytes=10 * PAGE_BYTES)
     for number in range(4):
         engine.add(request(str(number), prompt(60, number), max_tokens=8))
     engine.step()
-
     busy = engine.stats()
-
-    assert idle.demand_percent == 0
-    assert busy.demand_percent == pytest.approx(160)
-    assert busy.used_percent > idle.used_percent
     while engine.has_work():
         engine.step()
     after = engine.stats()
+
+    assert busy.demand_percent == pytest.approx(160)
     assert after.demand_percent == 0
     assert after.cached_pages > 0
-
-
-def test_predicted_weights_are_the_measured_ones(tiny, make_engine):
-    stats = make_engine(tiny[0]).stats()
-
-    assert stats.measured_bytes["weights"] == stats.predicted_bytes["weights"]
-    assert stats.measured_bytes["kv_cache"] == stats.predicted_bytes["kv_cache"]

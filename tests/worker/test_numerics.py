@@ -44,7 +44,7 @@ def reference(trained_model):
 def alone(trained_model, prompts):
     """Every prompt by itself, in an engine without a cache."""
     from deepseek_worker.config import EngineConfig
-    from deepseek_worker.engine import load_engine
+    from deepseek_worker.startup import load_engine
 
     torch.set_num_threads(1)
     config = EngineConfig(model=trained_model, device="cpu", prefix_cache=False)

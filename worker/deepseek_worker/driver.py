@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from deepseek_worker.engine import Engine, EngineStats
+from deepseek_worker.engine import Engine
 from deepseek_worker.errors import Draining, EngineFailed, WorkerError
 from deepseek_worker.sequence import Output, Request
+from deepseek_worker.stats import EngineStats
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 OnOutput = Callable[[Output], None]

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from deepseek_contract.state import MemoryState, WorkerState
 from deepseek_worker.driver import Progress
-from deepseek_worker.engine import EngineStats
 from deepseek_worker.errors import WorkerError
+from deepseek_worker.stats import EngineStats
 
 
 class Health(Struct):

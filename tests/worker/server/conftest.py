@@ -20,11 +20,11 @@ import uvloop
 from deepseek_worker.config import EngineConfig, ServerConfig
 from deepseek_worker.connections import ConnectionLimits
 from deepseek_worker.driver import EngineThread
-from deepseek_worker.engine import EngineStats
 from deepseek_worker.errors import InvalidRequest, QueueFull, RequestTooLarge, TemplateError
 from deepseek_worker.sequence import Output, Request, TokenLogprobs
 from deepseek_worker.serve import Server, _uvicorn_config, _worker
 from deepseek_worker.server import Model, Worker
+from deepseek_worker.stats import EngineStats
 
 END = 256
 PAGE_TOKENS = 16
