@@ -152,8 +152,9 @@ def _target() -> Target:
     if os.environ.get("KUBECONFIG"):
         return _somebodys_cluster()
     cluster = Cluster()
-    cluster.up(with_images=True, metrics=True)
-    built = images.references()
+    cluster.up(metrics=True)
+    built = images.ensure()
+    cluster.load(built.values())
     return Target(str(cluster.kubeconfig), built["operator"], built["worker"], cluster)
 
 

@@ -1,5 +1,6 @@
 """One cluster for all end-to-end tests, the chart installed in it, a namespace for each test."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/e2e")]
 
-from cluster import Cluster, images, programs  # noqa: E402
+from cluster import Cluster, images  # noqa: E402
 from demo import Target, install  # noqa: E402
 from site_under_test import Namespace, Site  # noqa: E402
 
@@ -18,8 +19,8 @@ CLUSTER = "e2e"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What looks at all that the others did comes last; uninstalling, just before."""
-    last = ("test_lifecycle.py", "test_permissions.py")
+    """What looks at all that the others did comes late; last, what takes the role away."""
+    last = ("test_permissions.py", "test_lifecycle.py")
     items.sort(key=lambda item: last.index(item.path.name) if item.path.name in last else -1)
 
 
@@ -29,9 +30,9 @@ def site() -> Iterator[Site]:
     cluster = Cluster(CLUSTER)
     cluster.down()
     try:
-        cluster.up(with_images=True, metrics=True)
-        programs.ensure(["helm"])
-        built = images.references()
+        cluster.up(metrics=True)
+        built = images.ensure()
+        cluster.load(built.values())
         target = Target(str(cluster.kubeconfig), built["operator"], built["worker"], cluster)
         install(target)
         yield Site(cluster, target)
@@ -42,7 +43,9 @@ def site() -> Iterator[Site]:
 @pytest.fixture
 def namespace(site: Site, request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """A namespace of the test's own under restricted pod security."""
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:50].strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+    digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:6]
+    name = f"{words[:50].strip('-')}-{digest}"
     found = site.in_namespace(name)
     site.kubectl("create", "namespace", name)
     site.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")

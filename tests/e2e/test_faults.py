@@ -80,7 +80,7 @@ def test_a_quota_that_refuses_pods_is_said_and_heals_when_it_grows(namespace: Na
         ({"autoscaling": {"maxReplicas": 3}}, "spec.autoscaling"),
         ({"gpu": {"mode": "mig", "migProfile": "1g.18gb"}}, "spec.gpu.mode"),
         ({"pod": {"resources": {"limits": {"cpu": "banana"}}}}, "spec.pod.resources.limits"),
-        ({"modle": {}}, "spec.modle"),
+        ({"modle": {}}, "modle"),
     ],
     ids=["a number", "a source", "fallbacks", "autoscaling", "a mode", "a quantity", "a typo"],
 )
