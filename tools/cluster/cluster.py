@@ -240,8 +240,14 @@ class Cluster:
     def _wait_ready(self, *names: str) -> None:
         nodes = [f"node/{name}" for name in names]
         # A healthy kubelet may not have registered its node yet.
-        for state in ("create", "condition=Ready"):
-            self.control_plane.kubectl("wait", f"--for={state}", *nodes, "--timeout=60s")
+        try:
+            for state in ("create", "condition=Ready"):
+                self.control_plane.kubectl("wait", f"--for={state}", *nodes, "--timeout=60s")
+        except ClusterError as error:
+            ends = (
+                f"{name}'s kubelet says last:\n{self.node(name).log('kubelet')}" for name in names
+            )
+            raise ClusterError("\n".join((str(error), *ends))) from None
 
     def _switch(self) -> Namespaces:
         for process in processes.recorded(self.state):

@@ -86,14 +86,16 @@ class Namespaces:
         """Run a command inside and return what it prints."""
         return run(*self.command(*words))
 
-    def start(self, log: str, *words: str) -> None:
-        """Start a program inside that goes on when this command ends.
+    def keep_running(self, log: str, *words: str) -> None:
+        """Start a program inside that goes on when this command ends, and again when it ends.
 
         Args:
             log: file for its output, as seen from inside.
             words: the program and its arguments.
         """
-        self.run("/bin/sh", "-c", f'exec >>{log} 2>&1 </dev/null; setsid "$@" &', "sh", *words)
+        loop = 'while :; do "$@"; echo "ended with $?; starting again"; sleep 1; done'
+        detached = f"exec >>{log} 2>&1 </dev/null; setsid /bin/sh -c '{loop}' sh \"$@\" &"
+        self.run("/bin/sh", "-c", detached, "sh", *words)
 
 
 @dataclass(frozen=True)
@@ -196,17 +198,17 @@ class Node:
         return held
 
     def start_programs(self) -> None:
-        """Start containerd, kubelet and kube-proxy, and wait until the kubelet is healthy."""
+        """Start containerd, kubelet and kube-proxy."""
         held = self._running()
         num_starts = self._num_containerd_starts()
-        held.start(
+        held.keep_running(
             "/var/log/containerd.log", "/usr/bin/containerd", "--config", f"{_OWN}/containerd.toml"
         )
         # Its socket is there before it answers, and a kubelet that gets no answer ends.
         _wait_for(lambda: self._num_containerd_starts() > num_starts, START_SECONDS,
                   f"containerd of {self.name} did not start", self.log("containerd"))  # fmt: skip
         labels = ",".join(f"{key}={value}" for key, value in self.labels.items())
-        held.start(
+        held.keep_running(
             "/var/log/kubelet.log",
             f"{_PROGRAMS}/{programs.path('kubelet').name}",
             f"--config={_OWN}/kubelet.json",
@@ -215,7 +217,7 @@ class Node:
             f"--node-ip={self.network.address}",
             f"--node-labels={labels}",
         )
-        held.start(
+        held.keep_running(
             "/var/log/kube-proxy.log",
             f"{_PROGRAMS}/{programs.path('kube-proxy').name}",
             f"--config={_OWN}/kube-proxy.json",
