@@ -11,9 +11,9 @@ LIMITS = Limits(
 )
 
 
-def check(tokens=(1, 2, 3), num_queued=0, **sampling):
+def check(tokens=(1, 2, 3), num_unfinished=0, **sampling):
     request = Request("r", tuple(tokens), SamplingParams(**sampling))
-    check_request(request, LIMITS, 128, num_queued)
+    check_request(request, LIMITS, 128, num_unfinished)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_prompts_that_are_no_tokens_are_refused(tokens):
 
 
 def test_a_full_queue_refuses():
-    check(num_queued=2)
+    check(num_unfinished=2)
 
     with pytest.raises(QueueFull):
-        check(num_queued=3)
+        check(num_unfinished=3)

@@ -279,6 +279,16 @@ def test_logits_that_are_not_finite_end_their_request_alone(tiny, make_engine, c
     complete(engine, [request("bad", [*prompt(33), 77, 1, 2])])
 
 
+def test_prompt_logprobs_that_are_not_finite_are_an_error(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+    engine.runner._decoder.embedding.weight[77] = float("nan")
+
+    (output,) = complete(engine, [request("a", [5, 77, 9], max_tokens=0, prompt_logprobs=2)])["a"]
+
+    assert output.error_reason == "NonFiniteLogits"
+    assert output.prompt_logprobs is None
+
+
 def test_an_exception_in_the_forward_pass_ends_only_its_cause(tiny, make_engine, complete):
     engine = make_engine(tiny[0])
     forward = engine.runner.forward

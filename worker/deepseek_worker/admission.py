@@ -20,8 +20,8 @@ class Limits:
     max_queued_requests: int
 
 
-def check_request(request: Request, limits: Limits, vocab_size: int, num_queued: int) -> None:
-    """Raise unless the request can be queued beside `num_queued` others.
+def check_request(request: Request, limits: Limits, vocab_size: int, num_unfinished: int) -> None:
+    """Raise unless the request can be queued beside `num_unfinished` others.
 
     Raises:
         InvalidRequest: the prompt is empty or a value is out of range.
@@ -41,8 +41,9 @@ def check_request(request: Request, limits: Limits, vocab_size: int, num_queued:
             f"the prompt has {len(prompt)} tokens and max_tokens is {max_tokens}, but the "
             f"context is {limits.max_context_tokens} tokens; shorten one of them"
         )
-    if num_queued >= limits.max_queued_requests + limits.max_running_requests:
-        raise QueueFull(f"{num_queued} requests wait already; try again later")
+    most = limits.max_running_requests + limits.max_queued_requests
+    if num_unfinished >= most:
+        raise QueueFull(f"{num_unfinished} requests run or wait already; try again later")
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:

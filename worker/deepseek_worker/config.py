@@ -44,9 +44,9 @@ class EngineConfig(Frozen):
     max_running_requests: int = Field(default=256, ge=1)
     """Requests computed in one step."""
     max_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens computed in one step; 512 on a CPU and 8192 on a GPU by default."""
+    """Tokens computed in one step; 256 on a CPU and 8192 on a GPU by default."""
     max_queued_requests: int = Field(default=1024, ge=0)
-    """Requests that may wait; more are refused with 429."""
+    """Requests that may wait beside `max_running_requests`; more are refused with 429."""
     memory_limit_bytes: int | None = Field(default=None, ge=1)
     """Memory this worker may use; by default a percentage of what the device has."""
     memory_limit_percent: int = Field(default=90, ge=1, le=100)

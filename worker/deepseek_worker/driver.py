@@ -85,7 +85,7 @@ class EngineThread:
         with self._wake:
             self._refuse_unless_ready()
             assert self._engine is not None  # noqa: S101 - set before the phase is ready
-            self._engine.validate(request, num_queued=self._num_queued())
+            self._engine.validate(request, num_unfinished=len(self._callbacks))
             if request.request_id in self._callbacks:
                 raise ValueError(f"request id {request.request_id!r} is in use")
             self._callbacks[request.request_id] = on_output
@@ -142,10 +142,6 @@ class EngineThread:
             raise EngineFailed(f"the engine ended with an error: {self._error}")
         if self._phase == "loading":
             raise EngineFailed("the model is still loading; try again when /health/ready is 200")
-
-    def _num_queued(self) -> int:
-        num_waiting = self._stats.num_waiting if self._stats else 0
-        return num_waiting + sum(isinstance(item, Request) for item in self._inbox)
 
     def _run(self) -> None:
         try:

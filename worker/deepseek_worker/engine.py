@@ -60,9 +60,9 @@ class Engine:
         """Token ids are below this."""
         return self.model.vocab_size
 
-    def validate(self, request: Request, num_queued: int = 0) -> None:
+    def validate(self, request: Request, num_unfinished: int = 0) -> None:
         """Refuse what can never be served, or not now; see `check_request` for what it raises."""
-        check_request(request, self.limits, self.vocab_size, num_queued)
+        check_request(request, self.limits, self.vocab_size, num_unfinished)
 
     def add(self, request: Request) -> None:
         """Queue a request that `validate` accepted."""
@@ -131,13 +131,14 @@ class Engine:
         )
 
     def _compute(self, entries: Many[Scheduled]) -> Mapping[Scheduled, StepResult]:
+        """Prepare and forward; repeated for parts of the batch when it fails as a whole."""
         return self.runner.forward(self.runner.prepare(entries))
 
     def _commit(self, entry: Scheduled, result: StepResult | Failed) -> Output | None:
         sequence = entry.sequence
         if isinstance(result, Failed):
             return self._fail(sequence, result.reason, result.message)
-        if result.sampled is not None and result.sampled.token_id is None:
+        if not result.is_finite:
             self.counters.non_finite_logits += 1
             return self._fail(
                 sequence,
@@ -203,9 +204,8 @@ class Engine:
         """Out of memory with this many tokens: remember it, and give back what is not needed."""
         self.counters.out_of_memory_retries += 1
         self._steps_since_exhaustion = 0
-        self.scheduler.max_batch_tokens = max(
-            self.limits.max_running_requests, min(self.scheduler.max_batch_tokens, num_tokens) // 2
-        )
+        fitted = min(self.scheduler.max_batch_tokens, num_tokens) // 2
+        self.scheduler.max_batch_tokens = max(1, fitted)
         if self.device != "cpu":
             torch.cuda.empty_cache()
 

@@ -16,7 +16,7 @@ from deepseek_worker.scheduler import Scheduled
 
 MAX_HALVINGS = 3
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def compute_what_fits(
         return compute(entries)
     except Exception as error:
         is_exhausted = is_out_of_memory(error)
-        log.warning("forward pass of %d sequences failed: %s", len(entries), error)
+        logger.warning("Forward pass of %d sequences failed: %s", len(entries), error)
         failure = _failure(error, is_exhausted)
     if is_exhausted:
         on_exhaustion(sum(entry.num_tokens for entry in entries))

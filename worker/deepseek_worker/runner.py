@@ -4,6 +4,7 @@
 and both may be called again for the same entries: keys and values land in the same rows.
 """
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -42,6 +43,12 @@ class StepResult:
     """None where the entry yields no token."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens that follow the entry's positions."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all logits that were looked at are numbers."""
+        has_token = self.sampled is None or self.sampled.token_id is not None
+        return has_token and not any(math.isnan(row.logprob) for row in self.prompt_logprobs)
 
 
 class Runner:

@@ -3,6 +3,7 @@
 Everything that can be refused is, before the first weight is read.
 """
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -25,6 +26,8 @@ from deepseek_worker.weights.files import find_model
 from deepseek_worker.weights.loading import ReportProgress, fill_with_random, load
 from deepseek_worker.weights.safetensors import read_config
 
+logger = logging.getLogger(__name__)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMATS: dict[torch.dtype, WeightFormat] = {
     torch.float32: "float32",
@@ -36,7 +39,7 @@ KV_FORMATS: dict[torch.dtype, KvFormat] = {
     torch.bfloat16: "bf16",
     torch.float16: "float16",
 }
-DEFAULT_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+DEFAULT_BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
 
 
 def load_engine(config: EngineConfig, report: ReportProgress) -> Engine:
@@ -89,6 +92,16 @@ def load_engine(config: EngineConfig, report: ReportProgress) -> Engine:
         dtype=kv_dtype,
         device=device,
     )
+    measured_bytes = {
+        "weights": decoder.weight_bytes(),
+        "kv_cache": pool.data.nbytes,
+        "workspace": decoder.packed_head_bytes(),
+        "context": context_bytes,
+    }
+    logger.info(
+        "Model loaded",
+        extra={"predicted_bytes": dict(memory.predicted_bytes), "measured_bytes": measured_bytes},
+    )
     return Engine(
         model=model,
         device=device.type,
@@ -99,12 +112,7 @@ def load_engine(config: EngineConfig, report: ReportProgress) -> Engine:
             ),
         ),
         memory=memory,
-        measured_bytes={
-            "weights": decoder.weight_bytes(),
-            "kv_cache": pool.data.nbytes,
-            "workspace": decoder.packed_head_bytes(),
-            "context": context_bytes,
-        },
+        measured_bytes=measured_bytes,
         scheduler=Scheduler(
             num_pages=memory.num_pages,
             page_tokens=config.page_tokens,

@@ -73,13 +73,13 @@ class ScriptedEngine:
         self._running: dict[str, tuple[Request, Iterator[int], list[int]]] = {}
         self._steps = self._prompt_tokens = self._tokens = 0
 
-    def validate(self, request: Request, num_queued: int = 0) -> None:
+    def validate(self, request: Request, num_unfinished: int = 0) -> None:
         if not request.prompt_token_ids:
             raise InvalidRequest("the prompt is empty")
         if self._pages(request) > self.pool_pages:
             raise RequestTooLarge(f"the pool has {self.pool_pages} pages")
-        if num_queued >= self.max_queued:
-            raise QueueFull(f"{num_queued} requests wait already; try again later")
+        if num_unfinished >= self.max_queued:
+            raise QueueFull(f"{num_unfinished} requests wait already; try again later")
 
     def add(self, request: Request) -> None:
         self.seen.append(request)
