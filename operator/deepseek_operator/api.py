@@ -33,12 +33,15 @@ from deepseek_operator.settings import Settings
 
 APPLY = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
+FIELD_CONFLICT = "FieldManagerConflict"
 LIST_CHUNK = 500
 """Objects in one answer to a list: bounds the memory of a listing."""
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_RETRY_AFTER_SECONDS = 30.0
+LONGEST_WAIT_SECONDS = 2.0
+"""A pause above this is not slept through here: the caller's turn would stand still with it."""
 _VERBS = {"post": "create", "put": "update", "patch": "patch", "delete": "delete"}
 
 
@@ -164,6 +167,14 @@ class Api:
         except NotFoundError:
             return None
 
+    async def find(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+        """The same by a list of one, for kinds whose right to `list` is needed anyway."""
+        query = {"fieldSelector": f"metadata.name={name}"}
+        answer = await self.request("GET", kind.path(namespace), query=query)
+        for item in answer.get("items") or []:
+            return {"apiVersion": kind.api_version, "kind": kind.kind, **item}
+        return None
+
     async def chunks(
         self, kind: Kind, namespace: str | None, label_selector: str = ""
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
@@ -196,13 +207,18 @@ class Api:
             if not token:
                 return
 
-    async def apply(self, kind: Kind, manifest: Manifest) -> Manifest:
-        """Server-side apply: take over the manifest's fields, leave all others alone."""
+    async def apply(self, kind: Kind, manifest: Manifest, *, force: bool = True) -> Manifest:
+        """Server-side apply: take over the manifest's fields, leave all others alone.
+
+        Raises:
+            ConflictError: Without `force`, when another writer owns one of the fields with
+                another value.
+        """
         metadata = manifest["metadata"]
         return await self.request(
             "PATCH",
             kind.path(metadata["namespace"], metadata["name"]),
-            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            query={"fieldManager": FIELD_MANAGER, "force": str(force).lower()},
             body=manifest,
             content_type=APPLY,
         )
@@ -262,8 +278,8 @@ class Api:
     ) -> Manifest:
         """Send a request and return the answer's JSON.
 
-        Conflicts are retried for patches without a resourceVersion only: there they are a race
-        inside the server, not news for the caller.
+        Conflicts are retried for patches only, which name no version here: they are a race inside
+        the server, not news for the caller, unless they are about the owners of fields.
 
         Raises:
             ApiError: The class of the last answer, when all tries failed.
@@ -274,11 +290,13 @@ class Api:
             try:
                 return await self._once(method, path, query or {}, body, content_type)
             except (ClusterBusyError, ConflictError) as error:
-                if isinstance(error, ConflictError) and method != "PATCH":
+                is_news = isinstance(error, ConflictError) and (
+                    method != "PATCH" or FIELD_CONFLICT in error.causes
+                )
+                pause = pause_seconds(attempt, error.retry_after_seconds)
+                if is_news or attempt >= retries or pause > LONGEST_WAIT_SECONDS:
                     raise
-                if attempt >= retries:
-                    raise
-                await asyncio.sleep(pause_seconds(attempt, error.retry_after_seconds))
+                await asyncio.sleep(pause)
                 attempt += 1
 
     async def _once(
@@ -306,6 +324,7 @@ class Api:
 
 def _error_of(what: str, status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
     message, reason = data[:256].decode(errors="replace"), ""
+    causes: frozenset[str] = frozenset()
     retry_after = headers.get("Retry-After")
     try:
         answer = json.loads(data)
@@ -313,7 +332,9 @@ def _error_of(what: str, status: int, data: bytes, headers: Mapping[str, str]) -
         answer = None
     if isinstance(answer, dict) and answer.get("kind") == "Status":
         message, reason = answer.get("message", ""), answer.get("reason", "")
-        retry_after = retry_after or (answer.get("details") or {}).get("retryAfterSeconds")
+        details = answer.get("details") or {}
+        causes = frozenset(cause.get("reason", "") for cause in details.get("causes") or [])
+        retry_after = retry_after or details.get("retryAfterSeconds")
     try:
         retry_after_seconds = float(retry_after) if retry_after else None
     except ValueError:
@@ -322,5 +343,6 @@ def _error_of(what: str, status: int, data: bytes, headers: Mapping[str, str]) -
         status,
         message or f"{what}: HTTP {status}",
         reason=reason,
+        causes=causes,
         retry_after_seconds=retry_after_seconds,
     )

@@ -21,13 +21,20 @@ from deepseek_contract.deployment import DeepSeekDeploymentSpec
 from deepseek_contract.source import is_source, parse_source
 from deepseek_operator.api import Api
 from deepseek_operator.drift import deviations
-from deepseek_operator.errors import ApiError, ClusterBusyError, NotFoundError, RefusedError
+from deepseek_operator.errors import (
+    ApiError,
+    ClusterBusyError,
+    ConflictError,
+    NotFoundError,
+    RefusedError,
+)
 from deepseek_operator.kinds import (
     DEEPSEEK_DEPLOYMENT,
     EVENT,
     KIND_OF,
     POD,
     SECRET,
+    SERVICE_ACCOUNT,
     VOLUME_CLAIM,
     WATCHED_KINDS,
     Kind,
@@ -208,7 +215,7 @@ class Cluster:
         """One object with all that belongs to it."""
         claim = None
         if has_foreign_claim(spec):
-            found = await self._api.get(VOLUME_CLAIM, name.namespace, claim_name(spec) or "")
+            found = await self._api.find(VOLUME_CLAIM, name.namespace, claim_name(spec) or "")
             claim = view(found) if found is not None else None
         missing = await self._missing_secrets(name.namespace, spec)
         return self._remembered(name, spec, claim, missing)
@@ -253,7 +260,7 @@ class Cluster:
         ):
             if secret is None:
                 continue
-            found = await self._api.get(SECRET, namespace, secret.name)
+            found = await self._api.find(SECRET, namespace, secret.name)
             if found is None:
                 missing.append(
                     f"{field} names Secret {secret.name}, which is not there: create it."
@@ -264,11 +271,11 @@ class Cluster:
 
     # Writing.
 
-    async def carry_out(self, name: Name, plan: Plan) -> list[Refusal]:
-        """Do what a plan says, all of it at the same time, and return what was refused.
+    async def carry_out(self, name: Name, plan: Plan) -> tuple[list[Refusal], ApiError | None]:
+        """Do what a plan says, all of it at the same time.
 
-        Raises:
-            ClusterBusyError: Something failed in a way that may pass; the rest was still tried.
+        Returns:
+            What could not be written, and an error that may pass, if one of them did.
         """
         outcomes = await asyncio.gather(
             *(self._apply(name, manifest) for manifest in plan.apply),
@@ -277,23 +284,24 @@ class Cluster:
         )
         manifests = (*plan.apply, *plan.create)
         refusals: list[Refusal] = []
-        failure: BaseException | None = None
+        failure: ApiError | None = None
         for manifest, outcome in zip(manifests, outcomes, strict=True):
             if isinstance(outcome, Refusal):
                 refusals.append(outcome)
-            elif isinstance(outcome, RefusedError):
+            elif isinstance(outcome, ApiError):
                 key = reference(manifest)
                 words = f"The API server refuses {key.kind} {key.name}: {outcome.message}"
                 refusals.append(Refusal(key, words))
+                if not isinstance(outcome, RefusedError):
+                    failure = outcome
             elif isinstance(outcome, BaseException):
-                failure = outcome
-        if failure is not None:
-            raise failure
-        for live in plan.delete:
-            key = reference(live)
-            kind = KIND_OF[key.kind]
-            await self._api.delete(kind, key.namespace, key.name, uid=live["metadata"]["uid"])
-        return refusals
+                raise outcome
+        if failure is None:
+            for live in plan.delete:
+                key = reference(live)
+                kind = KIND_OF[key.kind]
+                await self._api.delete(kind, key.namespace, key.name, uid=live["metadata"]["uid"])
+        return refusals, failure
 
     async def write_status(self, name: Name, status: dict[str, Any]) -> None:
         """Replace the fields of the status; those that are not given are removed."""
@@ -321,11 +329,13 @@ class Cluster:
     async def _apply(self, name: Name, manifest: Manifest) -> Refusal | None:
         key = reference(manifest)
         kind = KIND_OF[key.kind]
-        if key not in self._objects:
-            found = await self._api.get(kind, key.namespace, key.name)
-            if found is not None and not self._is_ours(name, manifest, found):
+        if key in self._objects:
+            answer = await self._api.apply(kind, manifest)
+        else:
+            found = await self._apply_new(name, kind, manifest)
+            if found is None:
                 return Refusal(key, _taken(key), is_taken=True)
-        answer = await self._api.apply(kind, manifest)
+            answer = found
         self._learn(answer, writer=name)
         left = deviations(manifest, view(answer))
         if left:
@@ -338,6 +348,23 @@ class Cluster:
             self._tolerated.pop(key, None)
         return None
 
+    async def _apply_new(self, name: Name, kind: Kind, manifest: Manifest) -> Manifest | None:
+        """Apply an object that is not known; None where somebody else has one of its name.
+
+        Their fields conflict with ours, above all the selector. A ServiceAccount has none, so it
+        is looked for first.
+        """
+        key = reference(manifest)
+        if kind != SERVICE_ACCOUNT:
+            try:
+                return await self._api.apply(kind, manifest, force=False)
+            except ConflictError:
+                pass
+        found = await self._api.find(kind, key.namespace, key.name)
+        if found is not None and not self._is_ours(name, manifest, found):
+            return None
+        return await self._api.apply(kind, manifest)
+
     async def _create(self, name: Name, manifest: Manifest) -> Refusal | None:
         key = reference(manifest)
         kind = KIND_OF[key.kind]
@@ -349,7 +376,7 @@ class Cluster:
             # Somebody was faster: another operator, or a person.
             if kind != SECRET:
                 return None
-            answer = await self._api.get(kind, key.namespace, key.name)
+            answer = await self._api.find(kind, key.namespace, key.name)
             if answer is None:
                 raise ClusterBusyError(f"{key.kind} {key.name} comes and goes")
             if not self._is_ours(name, manifest, answer):

@@ -29,6 +29,10 @@ REFUSED_AGAIN_SECONDS = 15.0
 """What the API server refuses may be allowed a little later: a namespace that is going, a quota."""
 MOST_STEPS = 4
 """Plans in a row: what one step makes, such as a volume, the next one may need."""
+SETTLE_SECONDS = 0.3
+"""After writing children the status waits this long: they are about to change it."""
+STATUS_EVERY_SECONDS = 1.0
+"""How often the status of one object is written at most."""
 MESSAGES_EVERY_SECONDS = 60.0
 """How often the status is written when only the words of its messages changed."""
 
@@ -45,6 +49,7 @@ class Controller:
         self._health = health
         self._metrics = health.metrics
         self._written_at: dict[Name, float] = {}
+        self._settling: set[Name] = set()
 
     def notice(self, event_type: str | None, manifest: Manifest) -> None:
         """Every watch event ends here."""
@@ -80,6 +85,7 @@ class Controller:
         owner = self.cluster.owner(name)
         if owner is None:
             self._written_at.pop(name, None)
+            self._settling.discard(name)
             self._metrics.forget(*name)
             self.queue.forget(name)
             return None
@@ -96,38 +102,49 @@ class Controller:
         if observed is None:
             return None
         refusals: list[Refusal] = []
+        failure: ApiError | None = None
+        has_written = False
         for _ in range(MOST_STEPS):
             todo = plan(spec, observed, self._settings, now)
             if todo.is_empty or refusals:
                 break
             logger.info("%s/%s: %s", *name, "; ".join(todo.reasons))
-            refusals = await self.cluster.carry_out(name, todo)
+            refusals, failure = await self.cluster.carry_out(name, todo)
+            has_written = True
             later = self.cluster.glance(name, spec, observed)
             if later is None:
                 return None
             observed = later
         status = status_of(spec, observed, todo.model, refusals, now)
+        if has_written and not refusals and name not in self._settling:
+            self._settling.add(name)
+            return SETTLE_SECONDS
+        told = await self._tell(name, status, spec.replicas)
+        if failure is not None:
+            raise failure
         wishes = [
             todo.requeue_after_seconds,
             REFUSED_AGAIN_SECONDS if refusals else None,
-            await self._tell(name, status, spec.replicas),
+            told,
         ]
         return min((wish for wish in wishes if wish is not None), default=None)
 
     async def _tell(self, name: Name, status: dict[str, Any], wanted: int) -> float | None:
-        """Write a status that differs; if only words differ, not more often than once a minute.
+        """Write a status that differs, but not too often, and less so if only words differ.
 
         Returns:
-            After how many seconds the words may be written, if that has to wait.
+            After how many seconds it may be written, if that has to wait.
         """
+        self._settling.discard(name)
         self._metrics.tell(*name, wanted, status)
         owner = self.cluster.owner(name)
         old = (owner or {}).get("status") or {}
         if owner is None or old == status:
             return None
         now = time.monotonic()
-        due = self._written_at.get(name, 0.0) + MESSAGES_EVERY_SECONDS
-        if now < due and not is_transition(old, status):
+        pause = STATUS_EVERY_SECONDS if is_transition(old, status) else MESSAGES_EVERY_SECONDS
+        due = self._written_at.get(name, -MESSAGES_EVERY_SECONDS) + pause
+        if now < due:
             return due - now
         await self.cluster.write_status(name, status)
         self._written_at[name] = now

@@ -37,6 +37,7 @@ class ApiError(OperatorError):
         message: The server's own words, cut to `MESSAGE_LENGTH`.
         status: HTTP status, 0 when there was no answer.
         reason: The `reason` of the Status object, empty when there was none.
+        causes: The reasons of the Status object's causes.
         retry_after_seconds: What the server asked to wait, if it asked.
     """
 
@@ -46,11 +47,13 @@ class ApiError(OperatorError):
         *,
         status: int = 0,
         reason: str = "",
+        causes: frozenset[str] = frozenset(),
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message[:MESSAGE_LENGTH])
         self.status = status
         self.reason = reason
+        self.causes = causes
         self.retry_after_seconds = retry_after_seconds
 
     @property
@@ -76,7 +79,12 @@ class ClusterBusyError(ApiError):
 
 
 def api_error(
-    status: int, message: str, *, reason: str = "", retry_after_seconds: float | None = None
+    status: int,
+    message: str,
+    *,
+    reason: str = "",
+    causes: frozenset[str] = frozenset(),
+    retry_after_seconds: float | None = None,
 ) -> ApiError:
     """The class that belongs to an HTTP status of 400 or more."""
     kind: type[ApiError]
@@ -89,4 +97,10 @@ def api_error(
         kind = ClusterBusyError
     else:
         kind = RefusedError
-    return kind(message, status=status, reason=reason, retry_after_seconds=retry_after_seconds)
+    return kind(
+        message,
+        status=status,
+        reason=reason,
+        causes=causes,
+        retry_after_seconds=retry_after_seconds,
+    )

@@ -24,7 +24,7 @@ class Rule:
         return {"apiGroups": [self.group], "resources": [self.resource], "verbs": [*self.verbs]}
 
 
-_CHILD = ("create", "get", "list", "patch", "watch")
+_CHILD = ("create", "list", "patch", "watch")
 
 SERVED_NAMESPACES: tuple[Rule, ...] = (
     Rule("deepseek.dev", "deepseekdeployments", ("list", "watch")),

@@ -88,9 +88,9 @@ class Settings(BaseModel):
     api_timeout_seconds: Seconds = 20
     """Time limit of one request to the API server."""
 
-    api_retries: int = Field(5, ge=0)
-    """How often a request is repeated after 429, 5xx, a conflict or a broken connection,
-    before the object waits for its own next turn."""
+    api_retries: int = Field(2, ge=0)
+    """How often a request is repeated at once after 429, 5xx, a conflict or a broken connection.
+    After that the object waits for its own next turn, and others have theirs."""
 
     watch_seconds: int = Field(300, ge=10)
     """The server ends each watch after this time; it is then opened again where it ended."""

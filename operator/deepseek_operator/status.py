@@ -22,6 +22,19 @@ MESSAGE_LENGTH = 1024
 HISTORY_MESSAGE_LENGTH = 512
 _PASSING = frozenset({"ModelLoading", "PodsNotReady", "RolloutInProgress"})
 """Troubles of pods that do not hold up a rollout but are part of it."""
+_ON_THE_WAY = frozenset(
+    {
+        "InImageVolume",
+        "InWorkerImage",
+        "ModelLoading",
+        "ModelNotCached",
+        "OnNode",
+        "OnVolume",
+        "RolloutInProgress",
+        "Waiting",
+    }
+)
+_ASKED_FOR = frozenset({"Downloading", "ScaledToZero"})
 _TOLD = ("Ready", "ModelCached")
 """Conditions whose changes make history and Kubernetes events."""
 
@@ -124,17 +137,15 @@ def is_transition(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def notes(old: dict[str, Any], new: dict[str, Any]) -> list[Note]:
-    """The events that tell of the change from one status to the next."""
+    """The events that tell of the change from one status to the next.
+
+    What only lies on the way is no event: the conditions and the history have it.
+    """
     told = []
     for condition in _changed(old, new):
-        is_good = condition["status"] == "True" or condition["reason"] in {
-            "Downloading",
-            "Waiting",
-            "ModelLoading",
-            "RolloutInProgress",
-            "ScaledToZero",
-            "ModelNotCached",
-        }
+        if condition["reason"] in _ON_THE_WAY:
+            continue
+        is_good = condition["status"] == "True" or condition["reason"] in _ASKED_FOR
         kind: Literal["Normal", "Warning"] = "Normal" if is_good else "Warning"
         told.append(Note(kind, condition["reason"], condition["message"]))
     return told

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from deepseek_operator.errors import ClusterBusyError
+
 logger = logging.getLogger(__name__)
 
 Name = TypeVar("Name", bound=Hashable)
@@ -105,9 +107,11 @@ class WorkQueue(Generic[Name]):
         try:
             delay = await self._work(name)
             self._failures.pop(name, None)
+        except ClusterBusyError as error:
+            delay = max(self._backoff(name), error.retry_after_seconds or 0.0)
+            logger.warning("Work on %s failed; again in %.1f s: %s", name, delay, error)
         except Exception:
-            failures = self._failures[name] = self._failures.get(name, 0) + 1
-            delay = backoff_seconds(failures)
+            delay = self._backoff(name)
             logger.exception("Work on %s failed; again in %.1f s", name, delay)
         finally:
             self._running.discard(name)
@@ -119,6 +123,10 @@ class WorkQueue(Generic[Name]):
         self._fill()
         async with self._wakeup:
             self._wakeup.notify_all()
+
+    def _backoff(self, name: Name) -> float:
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        return backoff_seconds(failures)
 
     def _add_later(self, name: Name, delay: float) -> None:
         loop = asyncio.get_running_loop()

@@ -130,10 +130,31 @@ class TestRetries:
             json_answer({}),
         )
 
-        async with api_of(script) as (api, _):
+        async with api_of(script, Settings(api_retries=3)) as (api, _):
             await api.request("GET", "/x")
 
         assert asked == [3.0, 7.0, None]
+
+    async def test_a_long_pause_is_left_to_the_caller(self) -> None:
+        script = Script(refusal(429, **{"Retry-After": "20"}))
+
+        async with api_of(script) as (api, _):
+            with pytest.raises(ClusterBusyError) as caught:
+                await api.request("GET", "/x")
+
+        assert caught.value.retry_after_seconds == 20
+        assert len(script.requests) == 1
+
+    async def test_a_conflict_about_the_owners_of_fields_is_news(self) -> None:
+        conflict = {"kind": "Status", "details": {"causes": [{"reason": "FieldManagerConflict"}]}}
+        script = Script(json_answer(conflict, 409))
+
+        async with api_of(script) as (api, _):
+            with pytest.raises(ConflictError):
+                await api.apply(SERVICE, SERVICE_X, force=False)
+
+        assert len(script.requests) == 1
+        assert script.requests[0][2]["force"] == "false"
 
     async def test_a_broken_connection_is_tried_again(self) -> None:
         def cut(request: web.Request) -> web.Response:
@@ -160,6 +181,20 @@ class TestVerbs:
     async def test_an_object_that_is_not_there_is_none(self) -> None:
         async with api_of(Script(refusal(404))) as (api, _):
             assert await api.get(SERVICE, "team", "x") is None
+
+    @pytest.mark.parametrize("items", [[], [{"metadata": {"name": "x"}}]])
+    async def test_an_object_is_found_by_a_list_of_one(self, items: list) -> None:
+        script = Script(json_answer({"items": items}))
+
+        async with api_of(script) as (api, _):
+            found = await api.find(SERVICE, "team", "x")
+
+        assert script.requests[0][1:3] == (
+            "/api/v1/namespaces/team/services", {"fieldSelector": "metadata.name=x"},
+        )  # fmt: skip
+        assert found == (
+            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}} if items else None
+        )
 
     async def test_an_object_that_exists_is_not_created(self) -> None:
         async with api_of(Script(refusal(409, "AlreadyExists"))) as (api, _):

@@ -213,14 +213,53 @@ class TestWrites:
     async def test_an_object_of_somebody_else_is_left_alone(self, woken: list[Name]) -> None:
         theirs = service(uid="theirs")
         theirs["metadata"]["ownerReferences"] = []
-        script = Script(json_answer(theirs))
+        conflict = {
+            "kind": "Status",
+            "message": "conflict with kubectl",
+            "details": {"causes": [{"reason": "FieldManagerConflict"}]},
+        }
+        script = Script(json_answer(conflict, 409), json_answer({"items": [theirs]}))
 
         async with api_of(script) as (api, _):
             cluster = Cluster(api, Settings(), woken.append)
             cluster.notice("ADDED", owner_of())
-            (refusal_,) = await cluster.carry_out(CHAT, self.plan(service()))
+            (refused,), failure = await cluster.carry_out(CHAT, self.plan(service()))
 
-        assert refusal_.is_taken
+        assert refused.is_taken
+        assert failure is None
+        assert [(method, query) for method, _, query, _ in script.requests] == [
+            ("PATCH", {"fieldManager": "deepseek-operator", "force": "false"}),
+            ("GET", {"fieldSelector": "metadata.name=chat"}),
+        ]
+
+    async def test_an_own_child_that_lost_its_label_is_taken_back(self, woken: list[Name]) -> None:
+        conflict = {"kind": "Status", "details": {"causes": [{"reason": "FieldManagerConflict"}]}}
+        script = Script(
+            json_answer(conflict, 409), json_answer({"items": [service()]}), json_answer(service(9))
+        )
+
+        async with api_of(script) as (api, _):
+            cluster = Cluster(api, Settings(), woken.append)
+            cluster.notice("ADDED", owner_of())
+            refusals, _ = await cluster.carry_out(CHAT, self.plan(service()))
+
+        assert refusals == []
+        assert script.requests[-1][2]["force"] == "true"
+
+    async def test_a_service_account_of_somebody_else_is_looked_for_first(
+        self, woken: list[Name]
+    ) -> None:
+        account = {**service(), "kind": "ServiceAccount"}
+        theirs = copy.deepcopy(account)
+        theirs["metadata"]["ownerReferences"] = []
+        script = Script(json_answer({"items": [theirs]}))
+
+        async with api_of(script) as (api, _):
+            cluster = Cluster(api, Settings(), woken.append)
+            cluster.notice("ADDED", owner_of())
+            (refused,), _ = await cluster.carry_out(CHAT, self.plan(account))
+
+        assert refused.is_taken
         assert [method for method, *_ in script.requests] == ["GET"]
 
     async def test_what_the_server_refuses_is_told_and_the_rest_is_written(
@@ -230,7 +269,7 @@ class TestWrites:
 
         def answer(request: web.Request) -> web.Response:
             if request.method == "GET":
-                return refusal(404)
+                return json_answer({"items": []})
             if "services" in request.path:
                 return refusal(422)
             return json_answer({**account, "metadata": account["metadata"] | {"uid": "a"}})
@@ -238,9 +277,10 @@ class TestWrites:
         async with api_of(Script(answer)) as (api, _):
             cluster = Cluster(api, Settings(), woken.append)
             cluster.notice("ADDED", owner_of())
-            (refused,) = await cluster.carry_out(CHAT, self.plan(service(), account))
+            (refused,), failure = await cluster.carry_out(CHAT, self.plan(service(), account))
 
         assert "made up: 422" in refused.message
+        assert failure is None
         assert [key.kind for key in remembered(cluster).children] == ["ServiceAccount"]
 
     async def test_a_server_that_fails_for_long_is_the_queues_business(
@@ -249,8 +289,10 @@ class TestWrites:
         async with api_of(Script(refusal(503)), Settings(api_retries=0)) as (api, _):
             cluster = Cluster(api, Settings(), woken.append)
             cluster.notice("ADDED", owner_of())
-            with pytest.raises(ClusterBusyError):
-                await cluster.carry_out(CHAT, self.plan(service()))
+            (refused,), failure = await cluster.carry_out(CHAT, self.plan(service()))
+
+        assert isinstance(failure, ClusterBusyError)
+        assert "made up: 503" in refused.message
 
     async def test_what_an_admission_webhook_changes_is_tolerated(self, woken: list[Name]) -> None:
         changed = service(7)
@@ -334,7 +376,8 @@ class TestWrites:
 
     async def test_referenced_secrets_that_are_missing_are_named(self, woken: list[Name]) -> None:
         spec = spec_of({**CPU, "security": {"apiKeySecret": {"name": "keys", "key": "list"}}})
-        script = Script(refusal(404), json_answer({"data": {"other": "eA=="}}))
+        keys = {"metadata": {"name": "keys"}, "data": {"other": "eA=="}}
+        script = Script(json_answer({"items": []}), json_answer({"items": [keys]}))
 
         async with api_of(script) as (api, _):
             cluster = Cluster(api, Settings(), woken.append)

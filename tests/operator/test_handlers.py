@@ -153,7 +153,7 @@ class TestFaults:
             server.apply(dsd(namespace))
 
             complete(server, namespace)
-            assert proxy.count("patch", "services") == 3
+            assert proxy.count("patch", "services") >= 3
             operator.stop()
 
     def test_an_object_that_cannot_be_written_holds_up_no_other(

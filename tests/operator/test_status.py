@@ -301,6 +301,12 @@ class TestHistory:
 
         assert [(note.type, note.reason) for note in told] == [("Warning", "Unschedulable")]
 
+    def test_what_lies_on_the_way_is_no_event(self) -> None:
+        cluster = settled()
+
+        assert condition(cluster.status, "Ready")["reason"] == "RolloutInProgress"
+        assert notes({}, cluster.status) == []
+
     def test_other_words_for_the_same_state_are_no_transition(self) -> None:
         cluster = settled()
         cluster.pods = [pod_of(conditions=unschedulable("0/3 nodes"))]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepseek_operator.errors import ClusterBusyError
 from deepseek_operator.workqueue import LONGEST_BACKOFF_SECONDS, WorkQueue, backoff_seconds
 
 
@@ -106,6 +107,23 @@ async def test_a_failing_name_waits_and_holds_up_no_other(
 
     assert first == ["good", "fine"]
     assert work.done == ["good", "fine", "bad"]
+
+
+async def test_a_busy_server_is_given_the_time_it_asks_for() -> None:
+    started = asyncio.get_running_loop().time()
+    turns: list[float] = []
+
+    async def work(_name: str) -> None:
+        turns.append(asyncio.get_running_loop().time() - started)
+        if len(turns) == 1:
+            raise ClusterBusyError("busy", retry_after_seconds=1.5)
+
+    queue = WorkQueue(work, concurrency=1)
+    queue.add("a")
+    await asyncio.sleep(1.8)
+
+    assert len(turns) == 2
+    assert turns[1] >= 1.4
 
 
 async def test_work_can_ask_to_be_done_again_later() -> None:
