@@ -4,9 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepseek_worker.errors import InvalidRequest
-from deepseek_worker.openai import parse_chat, parse_completion, sampling_params
+from deepseek_worker.openai import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+    sampling_params,
+)
 
 VOCAB_SIZE = 1000
 
@@ -304,3 +312,53 @@ def test_prompts_are_texts_or_tokens() -> None:
     assert completion(prompt=["a", "b"]).prompts == ("a", "b")
     assert completion(prompt=[1, 2]).prompts == ((1, 2),)
     assert completion(prompt=[[1], [2, 3], []]).prompts == ((1,), (2, 3), ())
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+CALL_LIKE = st.fixed_dictionaries(
+    {
+        "id": st.just("c") | JSON_VALUES,
+        "function": st.just({"name": "f", "arguments": "{}"}) | JSON_VALUES,
+    }
+)
+MESSAGE_LIKE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"])},
+    optional={
+        "content": st.text(max_size=2) | JSON_VALUES,
+        "tool_calls": st.lists(CALL_LIKE, max_size=2) | JSON_VALUES,
+        "tool_call_id": st.just("c") | JSON_VALUES,
+        "other": JSON_VALUES,
+    },
+)
+
+
+@pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@given(data=st.data())
+def test_every_body_is_accepted_or_refused_and_nothing_else_happens(
+    parse: Any, data: st.DataObject
+) -> None:
+    kind = ChatRequest if parse is parse_chat else CompletionRequest
+    required = {
+        "model": st.just("m"),
+        "messages": st.lists(MESSAGE_LIKE, max_size=3) | JSON_VALUES,
+        "prompt": st.lists(st.text(max_size=2) | st.lists(st.integers())) | JSON_VALUES,
+    }
+    names = data.draw(st.lists(st.sampled_from(kind.__struct_fields__), max_size=3))
+    body = {
+        name: data.draw(required.get(name, JSON_VALUES), label=name)
+        for name in {"model", *names, *(required.keys() & set(kind.__struct_fields__))}
+    }
+
+    try:
+        request = parse(json.dumps(body).encode())
+        sampling_params(request, 16, VOCAB_SIZE)
+        if isinstance(request, ChatRequest):
+            request.template_messages()
+        else:
+            assert request.prompts
+    except InvalidRequest as error:
+        str(error).encode()

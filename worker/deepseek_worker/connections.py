@@ -10,13 +10,22 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+# A connection on which nobody asks anything costs a file descriptor, of which there are few.
+FIRST_REQUEST_SECONDS = 30.0
+
 
 class ConnectionLimits:
     """Shared by all connections of a server."""
 
-    def __init__(self, max_requests: int, max_seconds: float) -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_seconds: float,
+        first_request_seconds: float = FIRST_REQUEST_SECONDS,
+    ) -> None:
         self.max_requests = max_requests
         self.max_seconds = max_seconds
+        self.first_request_seconds = first_request_seconds
         self.is_draining = False
         """Every answer ends its connection from now on."""
 
@@ -29,6 +38,11 @@ def protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
             super().connection_made(transport)
             self._num_requests = 0
             self._opened_at = time.monotonic()
+            self.loop.call_later(limits.first_request_seconds, self._close_if_unused)
+
+        def _close_if_unused(self) -> None:
+            if self._num_requests == 0:
+                self.transport.close()
 
         def on_headers_complete(self) -> None:
             super().on_headers_complete()

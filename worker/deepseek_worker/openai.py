@@ -167,6 +167,22 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
         )
 
 
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    """What an earlier turn called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One call of an earlier turn."""
+
+    id: str
+    function: CalledFunction
+    type: str = ""
+    index: int | None = None
+
+
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     """One turn of a conversation."""
 
@@ -174,7 +190,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
 
     # An answer of the API may be sent back as it came; these are empty in ours.
@@ -394,10 +410,10 @@ def _check_messages(messages: list[Message]) -> None:
             "messages",
             "invalid_value",
         )
-    called: set[Any] = set()
+    called: set[str] = set()
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
-        called |= {call.get("id") for call in message.tool_calls or ()}
+        called |= {call.id for call in message.tool_calls or ()}
         if message.role == "tool" and message.tool_call_id not in called:
             raise InvalidRequest(
                 f"Invalid '{where}': a message of the role 'tool' must answer a call of an "
@@ -452,7 +468,7 @@ def _template_message(message: Message) -> dict[str, Any]:
     }
     for field in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
         if value := getattr(message, field):
-            turn[field] = value
+            turn[field] = msgspec.to_builtins(value)
     return turn
 
 

@@ -379,7 +379,9 @@ class Api:
             "x-request-id": choices[0].request.request_id.rpartition("-")[0],
             "x-deepseek-model": worker.model_id,
         }
-        record = Record(request.scope["path"], headers["x-request-id"], generation, started_at, worker)
+        record = Record(
+            request.scope["path"], headers["x-request-id"], generation, started_at, worker
+        )
         if asked.stream:
             return EventStream(generation, renderer, record, headers)
         return await _whole_answer(request, generation, renderer, record, headers)
@@ -402,7 +404,9 @@ class Api:
         if request.scope["path"].startswith("/v1/"):
             self._worker.metrics.request_rejected(error.reason)
         if status >= 500:
-            logger.warning("Request failed", extra={"path": request.scope["path"], "error": str(error)})
+            logger.warning(
+                "Request failed", extra={"path": request.scope["path"], "error": str(error)}
+            )
         return _json(body, status, headers)
 
 

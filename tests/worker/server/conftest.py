@@ -61,7 +61,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.max_context_tokens = 256
         self.max_running = 8
-        self.max_queued = 400
+        self.max_unfinished = 400
         self.pool_pages = 64
         self.reply: Callable[[Request], Iterable[int]] = lambda _: b"abcdefgh" * 1000
         self.fault: Callable[[Request], Output | None] = lambda _: None
@@ -78,7 +78,7 @@ class ScriptedEngine:
             raise InvalidRequest("the prompt is empty")
         if self._pages(request) > self.pool_pages:
             raise RequestTooLarge(f"the pool has {self.pool_pages} pages")
-        if num_unfinished >= self.max_queued:
+        if num_unfinished >= self.max_unfinished:
             raise QueueFull(f"{num_unfinished} requests wait already; try again later")
 
     def add(self, request: Request) -> None:
@@ -315,7 +315,14 @@ def api(_shared: Running) -> Running:
     """One server for many tests, its engine as at the start."""
     _shared.wait_until_idle()
     for name, value in vars(ScriptedEngine()).items():
-        if name in ("max_running", "max_queued", "pool_pages", "reply", "fault", "step_seconds"):
+        if name in (
+            "max_running",
+            "max_unfinished",
+            "pool_pages",
+            "reply",
+            "fault",
+            "step_seconds",
+        ):
             setattr(_shared.engine, name, value)
     _shared.engine.seen.clear()
     return _shared

@@ -80,3 +80,15 @@ def test_refusals_count_as_requests(scripted: Any) -> None:
         answers = [closes(ask(api, connection, n=0)[0]) for _ in range(2)]
 
         assert answers == [False, True]
+
+
+def test_a_connection_on_which_nobody_asks_is_closed(scripted: Any) -> None:
+    with scripted.running() as api:
+        api.limits.first_request_seconds = 0.2
+        with api.connect() as silent, api.connect() as slow, api.connect() as used:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost:")
+            ask(api, used)
+
+            assert silent.recv(1) == b""
+            assert slow.recv(1) == b""
+            assert ask(api, used)

@@ -131,7 +131,7 @@ def test_an_answer_that_a_shutdown_ends_says_so(scripted: Any) -> None:
 
 def test_what_cannot_be_started_whole_is_not_started(scripted: Any) -> None:
     engine = scripted.Engine()
-    engine.max_queued = 1
+    engine.max_unfinished = 1
     engine.max_running = 0
 
     with pytest.raises(QueueFull):

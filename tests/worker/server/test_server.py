@@ -386,7 +386,7 @@ def test_what_is_not_served_says_so_in_the_api_s_form(api: Any) -> None:
 
 
 def test_more_than_the_queue_holds_is_refused_with_when_to_come_back(api: Any) -> None:
-    api.engine.max_queued = 0
+    api.engine.max_unfinished = 0
 
     response = api.complete()
 
@@ -397,7 +397,7 @@ def test_more_than_the_queue_holds_is_refused_with_when_to_come_back(api: Any) -
 
 def test_a_request_with_many_prompts_is_taken_whole_or_not_at_all(api: Any) -> None:
     api.engine.max_running = 0
-    api.engine.max_queued = 3
+    api.engine.max_unfinished = 3
 
     response = api.complete(prompt=["a", "b", "c", "d", "e"])
 
