@@ -35,9 +35,12 @@ def start_storage(cluster: "Cluster") -> None:
 
 
 def volume(node: "Node", name: str, storage_class: str) -> dict[str, Any]:
-    """A volume on one node, and its folder, which any group may be given."""
+    """A volume on one node, and its folder."""
     folder = node.folder / "lib" / "volumes" / name
     folder.mkdir(parents=True, exist_ok=True)
+    # As provisioners of local folders do: the kubelet sets a pod's fsGroup on a local volume only
+    # while no other pod has it mounted.
+    folder.chmod(0o777)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
