@@ -8,6 +8,11 @@ from deepseek_kernels._backend import get_backend, set_backend
 from deepseek_kernels.errors import UnsupportedDevice
 from deepseek_kernels.gate import silu_mul, silu_mul_quantize
 from deepseek_kernels.kv_write import mla_rope_kv_write, rope_kv_write
+from deepseek_kernels.layer_norm_gelu_matmul import (
+    fold_layer_norm,
+    layer_norm_gelu_matmul,
+    layer_norm_matmul_gelu,
+)
 from deepseek_kernels.matmul import matmul
 from deepseek_kernels.matmul_w4a16 import (
     matmul_w4a16,
@@ -18,6 +23,7 @@ from deepseek_kernels.matmul_w4a16 import (
 from deepseek_kernels.matmul_w8a8 import matmul_w8a8, quantize
 from deepseek_kernels.matmul_w8a16 import matmul_w8a16, quantize_weight, quantize_weight_blocks
 from deepseek_kernels.mla_decode import mla_decode
+from deepseek_kernels.moe import moe_combine, moe_group, moe_matmul, moe_route
 from deepseek_kernels.norm import (
     layer_norm,
     layer_norm_quantize,
@@ -40,9 +46,12 @@ __all__ = [
     "copy_pages_from_host",
     "copy_pages_to_host",
     "decode_workspace",
+    "fold_layer_norm",
     "gather_pages",
     "get_backend",
     "layer_norm",
+    "layer_norm_gelu_matmul",
+    "layer_norm_matmul_gelu",
     "layer_norm_quantize",
     "matmul",
     "matmul_w4a16",
@@ -50,6 +59,10 @@ __all__ = [
     "matmul_w8a16",
     "mla_decode",
     "mla_rope_kv_write",
+    "moe_combine",
+    "moe_group",
+    "moe_matmul",
+    "moe_route",
     "pack_w4a16",
     "page_scores",
     "paged_decode",

@@ -88,4 +88,6 @@ def _unit(dtype: torch.dtype, reference: Tensor, rms: float) -> Tensor:
     if dtype == torch.int8:
         return torch.ones_like(reference)
     magnitude = reference.abs().clamp_min(max(rms, torch.finfo(torch.float32).tiny))
-    return torch.exp2(torch.floor(torch.log2(magnitude))) * torch.finfo(dtype).eps
+    # Not by log2, which GPUs round down at powers of two.
+    _, exponent = torch.frexp(magnitude)
+    return torch.ldexp(torch.ones_like(magnitude), exponent - 1) * torch.finfo(dtype).eps

@@ -19,7 +19,7 @@ def test_equals_its_reference(lane, rows, columns):
 
 @pytest.mark.parametrize("group", [None, 128], ids=["row", "group"])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=["fp8", "int8"])
-@pytest.mark.parametrize("columns", [128, 1408, 2048])
+@pytest.mark.parametrize("columns", [128, 1408])
 def test_quantized_equals_its_reference(lane, columns, dtype, group):
     gate_up = lane.randn(3, 2 * columns)
 
@@ -114,6 +114,7 @@ def test_quantizing_kernel_fits_hopper(compile_sm90, spec, group):
 
     assert kernel.spill_bytes == 0
     assert kernel.registers <= 128
+    assert kernel.shared_bytes <= 227 * 1024
 
 
 def test_cost_counts_each_tensor_once():

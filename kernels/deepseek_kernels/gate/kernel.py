@@ -1,13 +1,27 @@
-"""One program gates one block of columns of one row; a whole row where that has one scale."""
+"""One program gates one block of columns of one row, or, for one scale a row, row after row."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
 from deepseek_kernels._device import encode, quantization_scale
 from deepseek_kernels._quantize import MAXIMUM
+
+PIPELINE_BYTES = 200 * 1024
+"""Shared memory of a multiprocessor that rows in flight may take."""
+
+
+@triton.jit
+def _gated(p_row, o_columns, N: tl.constexpr):
+    """Return the gated columns of a row, zero beyond its end."""
+    m_columns = o_columns < N
+    b_gate = tl.load(p_row + o_columns, mask=m_columns, other=0.0, eviction_policy="evict_first")
+    b_up = tl.load(p_row + N + o_columns, mask=m_columns, other=0.0, eviction_policy="evict_first")
+    b_gate = b_gate.to(tl.float32)
+    return b_gate * tl.sigmoid(b_gate) * b_up.to(tl.float32)
 
 
 @triton.jit
@@ -29,24 +43,54 @@ def silu_mul_kernel(
     o_columns = i_block * BLOCK_N + tl.arange(0, BLOCK_N)
     m_columns = o_columns < N
 
-    p_gate = gate_up_ptr + i_row * stride_gate_up + o_columns
-    b_gate = tl.load(p_gate, mask=m_columns, other=0.0, eviction_policy="evict_first")
-    b_up = tl.load(p_gate + N, mask=m_columns, other=0.0, eviction_policy="evict_first")
-    b_gate = b_gate.to(tl.float32)
-    b_out = b_gate * tl.sigmoid(b_gate) * b_up.to(tl.float32)
-
+    b_out = _gated(gate_up_ptr + i_row * stride_gate_up, o_columns, N)
     p_out = out_ptr + i_row * stride_out + o_columns
     if GROUP > 0:
         GROUPS: tl.constexpr = BLOCK_N // GROUP
         b_grouped = tl.reshape(b_out, [GROUPS, GROUP])
         b_scale = quantization_scale(b_grouped, 1, MAXIMUM)
-        b_codes = encode(tl.reshape(b_grouped / b_scale, [BLOCK_N]), INTEGER)
+        b_codes = encode(tl.reshape(b_grouped * (1.0 / b_scale), [BLOCK_N]), INTEGER)
         tl.store(p_out, b_codes, mask=m_columns)
         o_groups = i_block * GROUPS + tl.arange(0, GROUPS)
         p_scale = scale_ptr + i_row * tl.cdiv(N, GROUP) + o_groups
         tl.store(p_scale, tl.reshape(b_scale, [GROUPS]), mask=o_groups * GROUP < N)
     else:
         tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_columns)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def silu_mul_row_kernel(
+    gate_up_ptr,
+    out_ptr,
+    scale_ptr,
+    num_rows,
+    stride_gate_up,
+    stride_out,
+    N: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    MAXIMUM: tl.constexpr,
+    INTEGER: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    # A row in two blocks wastes less than one padded to a power of two: [0, MAIN), [MAIN, N).
+    # The loop lets loads of the next row run beside the work on this one.
+    o_main = tl.arange(0, MAIN)
+    o_rest = MAIN + tl.arange(0, REST)
+    for i_row in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=STAGES):
+        i_wide = tl.full([], 0, tl.int64) + i_row
+        p_row = gate_up_ptr + i_wide * stride_gate_up
+        p_out = out_ptr + i_wide * stride_out
+        b_main = _gated(p_row, o_main, N)
+        b_rest = _gated(p_row, o_rest, N)
+        b_scale = tl.maximum(
+            tl.max(quantization_scale(b_main, 0, MAXIMUM), 0),
+            tl.max(quantization_scale(b_rest, 0, MAXIMUM), 0),
+        )
+        b_inverse = 1.0 / b_scale
+        tl.store(p_out + o_main, encode(b_main * b_inverse, INTEGER), mask=o_main < N)
+        tl.store(p_out + o_rest, encode(b_rest * b_inverse, INTEGER), mask=o_rest < N)
+        tl.store(scale_ptr + i_wide, b_scale)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -68,12 +112,36 @@ def silu_mul_quantize(
     groups = columns // group_columns
     scale = torch.empty((tokens, groups), dtype=torch.float32, device=gate_up.device)
     if group_columns == columns:
-        # The row's group is padded with the row; zeros do not change its scale.
-        block = triton.next_power_of_2(columns)
-        _launch(gate_up, out, scale, block, block, max(4, min(16, block // 1024)))
+        _launch_rows(gate_up, out, scale)
     else:
-        _launch(gate_up, out, scale, group_columns, max(group_columns, 1024), 4)
+        _launch(gate_up, out, scale, group_columns, max(group_columns, 2048), 4)
     return out, scale
+
+
+def _launch_rows(gate_up: Tensor, out: Tensor, scale: Tensor) -> None:
+    tokens, columns = out.shape
+    if tokens == 0:
+        return
+    main = max(triton.next_power_of_2(columns) // 2, 1)
+    rest = triton.next_power_of_2(max(columns - main, 1))
+    row_bytes = 2 * (main + rest) * gate_up.element_size()
+    resident = min(8, PIPELINE_BYTES // row_bytes)
+    programs = multiprocessors(gate_up.device) * max(1, resident)
+    silu_mul_row_kernel[(min(tokens, programs),)](
+        gate_up,
+        out,
+        scale,
+        tokens,
+        gate_up.stride(0),
+        out.stride(0),
+        N=columns,
+        MAIN=main,
+        REST=rest,
+        MAXIMUM=MAXIMUM[out.dtype],
+        INTEGER=out.dtype == torch.int8,
+        STAGES=2 if resident else 1,
+        num_warps=max(4, min(16, main // 1024)),
+    )
 
 
 def _launch(

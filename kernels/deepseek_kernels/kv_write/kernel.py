@@ -209,10 +209,10 @@ def rope_kv_write_kernel(
                 b_key_scale = _static_scales(key_scale_ptr, o_heads, KV_HEADS, HAS_KEY_SCALE)
                 b_value_scale = _static_scales(value_scale_ptr, o_heads, KV_HEADS, HAS_VALUE_SCALE)
             if MODE != FLOAT:
-                b_first = b_first / b_key_scale
-                b_second = b_second / b_key_scale
-                b_rest = b_rest / b_key_scale
-                b_value = b_value / b_value_scale
+                b_first = b_first * (1.0 / b_key_scale)
+                b_second = b_second * (1.0 / b_key_scale)
+                b_rest = b_rest * (1.0 / b_key_scale)
+                b_value = b_value * (1.0 / b_value_scale)
 
             _store_rotated(
                 p_key_cache, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, MODE
@@ -282,9 +282,9 @@ def mla_rope_kv_write_kernel(
             )
             if HAS_SCALE:
                 b_scale = tl.load(scale_ptr)
-                b_latent = b_latent / b_scale
-                b_first = b_first / b_scale
-                b_second = b_second / b_scale
+                b_latent = b_latent * (1.0 / b_scale)
+                b_first = b_first * (1.0 / b_scale)
+                b_second = b_second * (1.0 / b_scale)
             _store_values(p_row + o_latent, m_latent, b_latent, MODE)
             _store_rotated(
                 p_row + LATENT + o_one,

@@ -94,21 +94,20 @@ def _top_p_threshold(ordered: Tensor, largest: Tensor, top_k: Tensor, top_p: Ten
 
 
 def _philox(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Return one 32-bit word a token: Philox4x32 makes the four of counter (token / 4, position).
+    """Return a 32-bit word a token: the first of Philox2x32.
 
-    The seed is the key.
+    The counter is the token and the position, the key the low half of the seed; the high half
+    is mixed into the position.
     """
-    groups = torch.arange((vocabulary + 3) // 4, device=seeds.device)
-    c0 = groups[None, :].expand(seeds.shape[0], -1)
-    c1 = (positions[:, None] & _WORD).expand_as(c0)
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
-    k0, k1 = seeds[:, None] & _WORD, (seeds[:, None] >> 32) & _WORD
+    tokens = torch.arange(vocabulary, device=seeds.device)[None, :]
+    bits = tokens.expand(seeds.shape[0], -1)
+    other = ((positions ^ (seeds >> 32)) & _WORD)[:, None].expand_as(bits)
+    key = seeds[:, None] & _WORD
     for _ in range(ROUNDS):
-        low0, high0 = _multiply(0xD2511F53, c0)
-        low2, high2 = _multiply(0xCD9E8D57, c2)
-        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    return torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)[:, :vocabulary]
+        low, high = _multiply(0xD256D193, bits)
+        bits, other = high ^ key ^ other, low
+        key = (key + 0x9E3779B9) & _WORD
+    return bits
 
 
 def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
