@@ -46,14 +46,14 @@ def fetch(
         SourceError: why it cannot be had.
     """
     final = destination / file.name
-    if final.exists() and _verified(final, file):
+    if final.exists() and _mismatch(final, file) is None:
         on_bytes(final.stat().st_size)
         return final.stat().st_size
     part = _Part(file, destination, transport, on_bytes)
     if resumed := part.num_bytes():
         on_bytes(resumed)
     part.complete()
-    while not _verified(part.path, file):
+    while (mismatch := _mismatch(part.path, file)) is not None:
         part.discard()
         if resumed:
             # The old part may have been of other content: once more from the start.
@@ -61,9 +61,8 @@ def fetch(
             part.complete()
             continue
         raise ChecksumMismatch(
-            f"{file.name}: what came is not what was promised ({file.digest_kind} "
-            f"{file.digest}, {file.size_bytes} bytes); it has been deleted. Check the checksum "
-            "of the source, or what the server or a proxy in between delivers"
+            f"{file.name}: {mismatch}; it has been deleted. Check the checksum of the source, or "
+            "what the server or a proxy in between delivers"
         )
     os.replace(part.path, final)
     part.forget()
@@ -212,12 +211,13 @@ def require_space(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _verified(path: Path, file: RemoteFile) -> bool:
+def _mismatch(path: Path, file: RemoteFile) -> str | None:
+    """What came in place of what was promised; None when they are the same."""
     size = path.stat().st_size
     if file.size_bytes is not None and size != file.size_bytes:
-        return False
+        return f"{size} bytes came, {file.size_bytes} were promised"
     if file.digest is None:
-        return True
+        return None
     # Git's identity of a file is that of its content after a header with its size.
     digest = (
         hashlib.sha256()
@@ -227,7 +227,9 @@ def _verified(path: Path, file: RemoteFile) -> bool:
     with path.open("rb") as content:
         while chunk := content.read(CHUNK_BYTES):
             digest.update(chunk)
-    return digest.hexdigest() == file.digest
+    if digest.hexdigest() == file.digest:
+        return None
+    return f"its {file.digest_kind} is {digest.hexdigest()}, {file.digest} was promised"
 
 
 def _range_start(response: requests.Response) -> int | None:
