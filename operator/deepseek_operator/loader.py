@@ -21,6 +21,7 @@ from deepseek_contract.source import HttpsSource
 from deepseek_contract.status import ModelCachedReason
 from deepseek_operator.drift import amount_of
 from deepseek_operator.kinds import JOB, NETWORK_POLICY, VOLUME_CLAIM, Manifest
+from deepseek_operator.pods import sentence
 from deepseek_operator.render import (
     CACHE_FOLDER,
     CONTAINER_SECURITY,
@@ -335,5 +336,6 @@ def _failure_in_words(ended: Manifest) -> Failure:
         reason, message = str(told["reason"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
         code = ended.get("exitCode")
-        return Failure("DownloadFailed", text or f"The loader ended with exit code {code}.")
-    return Failure(_REASONS.get(reason, "DownloadFailed"), message)
+        words = sentence(text) or f"The loader ended with exit code {code}."
+        return Failure("DownloadFailed", words)
+    return Failure(_REASONS.get(reason, "DownloadFailed"), sentence(message))

@@ -89,6 +89,12 @@ def pod_trouble(pod: Manifest) -> Trouble | None:
     )
 
 
+def sentence(words: str) -> str:
+    """Somebody else's words as a sentence, so that more can be said after it."""
+    words = words.strip()
+    return words if words.endswith((".", "!", "?")) or not words else f"{words}."
+
+
 def placement_trouble(pod: Manifest) -> Trouble | None:
     """Why the scheduler finds no node, in its own words."""
     for condition in pod["status"].get("conditions") or []:
@@ -117,7 +123,8 @@ def image_trouble(pod: Manifest) -> Trouble | None:
             return Trouble(
                 "ImageUnavailable",
                 f"Pod {pod['metadata']['name']} cannot get an image: {waiting['reason']}:"
-                f" {waiting.get('message', '')} Check its name and spec.pod.imagePullSecrets.",
+                f" {sentence(waiting.get('message', ''))} Check its name and"
+                " spec.pod.imagePullSecrets.",
             )
     return None
 
@@ -141,7 +148,8 @@ def _container_trouble(pod_name: str, container: Manifest) -> Trouble | None:
     if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
         return Trouble(
             "PodsNotReady",
-            f"Pod {pod_name} cannot start: {waiting['reason']}: {waiting.get('message', '')}",
+            f"Pod {pod_name} cannot start: {waiting['reason']}:"
+            f" {sentence(waiting.get('message', ''))}",
         )
     return None
 
@@ -173,7 +181,9 @@ def _crash(pod_name: str, ended: Manifest) -> Trouble:
             "WorkerCrashing",
             f"Pod {pod_name} ended: {words}. `kubectl logs {pod_name} --previous` shows more.",
         )
-    return Trouble(_WORKER_REASONS.get(reason, "WorkerCrashing"), f"Pod {pod_name}: {words}")
+    return Trouble(
+        _WORKER_REASONS.get(reason, "WorkerCrashing"), f"Pod {pod_name}: {sentence(words)}"
+    )
 
 
 def _condition(pod: Manifest, kind: str) -> str | None:

@@ -3,7 +3,7 @@
 import pytest
 from scenes import ended, pod_of, unschedulable, waiting
 
-from deepseek_operator.pods import is_ready, pod_trouble, worst_trouble
+from deepseek_operator.pods import is_ready, pod_trouble, sentence, worst_trouble
 
 RUNNING = {"running": {"startedAt": "2026-05-01T12:00:00Z"}}
 TOO_LARGE = '{"reason": "ModelTooLarge", "message": "needs 9 GiB, has 4 GiB: use a smaller one"}'
@@ -109,3 +109,16 @@ def test_pods_that_are_ending_do_not_count() -> None:
 
     assert worst_trouble(pods) is None
     assert not is_ready(pod_of(ready=True, deleting=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("connection refused", "connection refused."),
+        ("It is full.", "It is full."),
+        ("  why? ", "why?"),
+        ("", ""),
+    ],
+)
+def test_what_others_say_ends_as_a_sentence(words: str, told: str) -> None:
+    assert sentence(words) == told
