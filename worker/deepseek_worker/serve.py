@@ -23,9 +23,10 @@ from deepseek_worker.engine import Engine
 from deepseek_worker.errors import InvalidFlags, WorkerError
 from deepseek_worker.generation import Courier, Inbox
 from deepseek_worker.metrics import Metrics
+from deepseek_worker.prompts import Model
 from deepseek_worker.secret_files import SecretFile
 from deepseek_worker.sequence import Request, SamplingParams
-from deepseek_worker.server import Api, Model, Worker
+from deepseek_worker.server import Api, Worker
 from deepseek_worker.startup import load_engine
 from deepseek_worker.tokenizer import load_tokenizer
 from deepseek_worker.weights.loading import ReportProgress

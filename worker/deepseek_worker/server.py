@@ -5,15 +5,14 @@ Thin: bodies are read by `openai.py`, answers are grown by `generation.py` and w
 """
 
 import asyncio
-import functools
 import logging
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 from starlette.applications import Starlette
@@ -21,86 +20,48 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from deepseek_worker import health
+from deepseek_worker import health, prompts
 from deepseek_worker.answers import (
-    DONE,
     ErrorBody,
     ErrorDetail,
-    TokenTexts,
-    Usage,
     encode,
     error_answer,
-    event,
     model_list,
-    usage,
 )
 from deepseek_worker.config import ServerConfig
-from deepseek_worker.detokenizer import Detokenizer
+from deepseek_worker.delivery import EventStream, Record, read_body, whole_answer
 from deepseek_worker.driver import EngineThread
 from deepseek_worker.errors import (
     BodyTooLarge,
-    InvalidRequest,
     QueueFull,
-    RequestTooLarge,
     Unauthorized,
     Unavailable,
     UnknownModel,
     WorkerError,
 )
-from deepseek_worker.generation import Choice, ClientGone, Courier, Generation, Piece
+from deepseek_worker.generation import Choice, Courier, Generation
 from deepseek_worker.metrics import CONTENT_TYPE, Metrics
 from deepseek_worker.openai import (
     ChatRequest,
     CompletionRequest,
-    Prompt,
-    check_token_ids,
-    parse_chat,
-    parse_completion,
-    sampling_params,
 )
 from deepseek_worker.pace import Pace
+from deepseek_worker.prompts import Model
 from deepseek_worker.rendering import ChatRenderer, CompletionRenderer, Head
 from deepseek_worker.secret_files import SecretFile
-from deepseek_worker.sequence import Request as EngineRequest
-from deepseek_worker.sequence import SamplingParams
-from deepseek_worker.tokenizer import Tokenizer
+from deepseek_worker.validation import parse_chat, parse_completion
 
 # Room for a full context of escaped text, and for many short prompts at once.
 MIN_BODY_BYTES = 8 << 20
 BODY_BYTES_PER_TOKEN = 64
-BODY_SECONDS = 60.0
 # Above this, tokenizing takes long enough to be worth a thread.
 INLINE_CHARACTERS = 4096
 RETRY_SECONDS = 2
-RESERVED_TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Model:
-    """What the server knows of the loaded model."""
-
-    tokenizer: Tokenizer
-    max_context_tokens: int
-    vocab_size: int
-    """Token ids are below it; the tokenizer may know fewer."""
-    device: str
-    shown_bytes: Callable[[int], bytes] = field(init=False)
-    """What a token adds to a text: nothing, for special ones."""
-    texts: TokenTexts = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Derive what every request needs."""
-        special = self.tokenizer.special_token_ids
-        token_bytes = functools.cache(self.tokenizer.token_bytes)
-        object.__setattr__(self, "texts", TokenTexts(token_bytes))
-        object.__setattr__(
-            self, "shown_bytes", lambda token: b"" if token in special else token_bytes(token)
-        )
 
 
 @dataclass
@@ -183,11 +144,10 @@ class Api:
         asked = parse_completion(await self._admit(request))
         self._require_model(asked.model)
         model = self._worker.loaded_model()
-        prompts = asked.prompts
-        token_ids = await self._encode(model, prompts)
-        echoes = [self._echo(model, prompt) if asked.echo else "" for prompt in prompts]
+        token_ids = await self._unhurried(asked, prompts.encode_prompts, model, asked.prompts)
+        echoes = [prompts.echo(model, prompt) if asked.echo else "" for prompt in asked.prompts]
         head = self._head("cmpl")
-        choices = self._choices(model, asked, token_ids, head)
+        choices = prompts.choices(model, asked, token_ids, head.id)
         renderer = CompletionRenderer(
             head,
             asked,
@@ -203,9 +163,9 @@ class Api:
         asked = parse_chat(await self._admit(request))
         self._require_model(asked.model)
         model = self._worker.loaded_model()
-        token_ids = await self._encode_chat(model, asked)
+        token_ids = await self._unhurried(asked, prompts.encode_chat, model, asked)
         head = self._head("chatcmpl")
-        choices = self._choices(model, asked, [token_ids], head)
+        choices = prompts.choices(model, asked, [token_ids], head.id)
         renderer = ChatRenderer(head, asked, model.texts)
         return await self._answer(request, asked, choices, renderer, started_at)
 
@@ -281,88 +241,18 @@ class Api:
     def _head(self, kind: str) -> Head:
         return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self._worker.model_id)
 
-    async def _encode(self, model: Model, prompts: tuple[Prompt, ...]) -> list[tuple[int, ...]]:
-        def encode_all() -> list[tuple[int, ...]]:
-            return [
-                tuple(model.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-                for prompt in prompts
-            ]
-
-        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        encoded = await self._unhurried(encode_all, size)
-        for at, token_ids in enumerate(encoded):
-            param = "prompt" if len(encoded) == 1 else f"prompt[{at}]"
-            check_token_ids(token_ids, model.vocab_size, param)
-            if not token_ids:
-                raise InvalidRequest(
-                    f"Invalid '{param}': it is empty; at least one token is needed.", param
-                )
-        return encoded
-
-    async def _encode_chat(self, model: Model, asked: ChatRequest) -> tuple[int, ...]:
-        options = asked.chat_template_kwargs or {}
-        if taken := RESERVED_TEMPLATE_NAMES & options.keys():
-            raise InvalidRequest(
-                f"Invalid 'chat_template_kwargs': {', '.join(sorted(taken))} cannot be given "
-                "here; they come from the request itself.",
-                "chat_template_kwargs",
-            )
-        messages = asked.template_messages()
-
-        def encode_chat() -> tuple[int, ...]:
-            text = model.tokenizer.apply_chat_template(messages, **options)
-            return tuple(model.tokenizer.encode(text, add_special_tokens=False))
-
-        size = sum(len(message["content"] or "") for message in messages)
-        token_ids = await self._unhurried(encode_chat, size)
-        if not token_ids:
-            raise InvalidRequest(
-                "Invalid 'messages': the chat template makes no prompt of them.", "messages"
-            )
-        return token_ids
-
-    async def _unhurried(self, work: Callable[[], _T], num_characters: int) -> _T:
-        """Do long work on text beside the event loop, and short work at once."""
-        if num_characters <= INLINE_CHARACTERS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._worker.threads, work)
-
-    def _echo(self, model: Model, prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return b"".join(map(model.shown_bytes, prompt)).decode(errors="replace")
-
-    def _choices(
+    async def _unhurried(
         self,
-        model: Model,
         asked: CompletionRequest | ChatRequest,
-        prompts: list[tuple[int, ...]],
-        head: Head,
-    ) -> list[Choice]:
-        choices: list[Choice] = []
-        arrival = time.time()
-        for number, token_ids in enumerate(prompts):
-            max_tokens = _max_tokens(asked, len(token_ids), model.max_context_tokens)
-            sampling = sampling_params(asked, max_tokens, model.vocab_size)
-            for _ in range(asked.num_choices):
-                index = len(choices)
-                choices.append(
-                    Choice(
-                        index=index,
-                        prompt=number,
-                        request=EngineRequest(
-                            request_id=f"{head.id}-{index}",
-                            prompt_token_ids=token_ids,
-                            sampling=_with_seed_of_choice(sampling, index),
-                            arrival_time=arrival,
-                            cache_salt=asked.cache_salt or "",
-                        ),
-                        detokenizer=Detokenizer(
-                            model.shown_bytes, asked.stop_strings, asked.min_tokens or 0
-                        ),
-                    )
-                )
-        return choices
+        work: Callable[_P, _T],
+        *arguments: _P.args,
+        **options: _P.kwargs,
+    ) -> _T:
+        """Read long texts beside the event loop, and short ones at once."""
+        work_now = partial(work, *arguments, **options)
+        if prompts.num_characters(asked) <= INLINE_CHARACTERS:
+            return work_now()
+        return await asyncio.get_running_loop().run_in_executor(self._worker.threads, work_now)
 
     async def _answer(
         self,
@@ -380,11 +270,11 @@ class Api:
             "x-deepseek-model": worker.model_id,
         }
         record = Record(
-            request.scope["path"], headers["x-request-id"], generation, started_at, worker
+            request.scope["path"], headers["x-request-id"], generation, started_at, worker.pace
         )
         if asked.stream:
             return EventStream(generation, renderer, record, headers)
-        return await _whole_answer(request, generation, renderer, record, headers)
+        return await whole_answer(request, generation, renderer, record, headers)
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, WorkerError)  # noqa: S101 - registered for it alone
@@ -408,192 +298,6 @@ class Api:
                 "Request failed", extra={"path": request.scope["path"], "error": str(error)}
             )
         return _json(body, status, headers)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What the log says of a request; never its content."""
-
-    path: str
-    request_id: str
-    generation: Generation
-    started_at: float
-    worker: Worker
-
-    def write(self, outcome: str) -> None:
-        """One line at the end of a request."""
-        now = time.monotonic()
-        self.worker.pace.request_ended(now)
-        prompt_tokens, completion_tokens, cached_tokens = self.generation.num_tokens()
-        logger.info(
-            "Request",
-            extra={
-                "path": self.path,
-                "request_id": self.request_id,
-                "outcome": outcome,
-                "prompt_tokens": prompt_tokens,
-                "cached_tokens": cached_tokens,
-                "completion_tokens": completion_tokens,
-                "seconds": round(now - self.started_at, 4),
-            },
-        )
-
-
-class EventStream(Response):
-    """An answer that is sent as it grows."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        renderer: ChatRenderer | CompletionRenderer,
-        record: Record,
-        headers: dict[str, str],
-    ) -> None:
-        self.status_code = 200
-        self.background = None
-        self.init_headers(
-            {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                # Proxies that gather an answer before they pass it on would defeat its purpose.
-                "x-accel-buffering": "no",
-                **headers,
-            }
-        )
-        self._generation = generation
-        self._renderer = renderer
-        self._record = record
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send events until the answer is complete or its client is gone."""
-        outcome = "client gone"
-        try:
-            async with _watching(receive, self._generation):
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                )
-                outcome = await self._send_events(send)
-        except ClientGone:
-            pass
-        finally:
-            self._generation.close()
-            self._record.write(outcome)
-
-    async def _send_events(self, send: Send) -> str:
-        generation, renderer = self._generation, self._renderer
-        outcome = "complete"
-        try:
-            while not generation.is_finished:
-                if events := renderer.events(await generation.next_pieces()):
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-            end = renderer.usage_event(_usage(generation))
-        except WorkerError as error:
-            # The status is long sent: the stream itself has to tell.
-            outcome = error.reason
-            end = event(error_answer(error)[1])
-        await send({"type": "http.response.body", "body": end + DONE, "more_body": False})
-        return outcome
-
-
-async def _whole_answer(
-    request: Request,
-    generation: Generation,
-    renderer: ChatRenderer | CompletionRenderer,
-    record: Record,
-    headers: dict[str, str],
-) -> Response:
-    outcome = "client gone"
-    wholes = {choice.index: Piece(choice.index) for choice in generation.choices}
-    try:
-        async with _watching(request.receive, generation):
-            while not generation.is_finished:
-                for piece in await generation.next_pieces():
-                    wholes[piece.choice].extend(piece)
-        outcome = "complete"
-    except ClientGone:
-        return await _nobody_there(request, ClientDisconnect())
-    except WorkerError as error:
-        outcome = error.reason
-        raise
-    finally:
-        generation.close()
-        record.write(outcome)
-    return _json(renderer.whole(wholes.values(), _usage(generation)), 200, headers)
-
-
-@asynccontextmanager
-async def _watching(receive: Receive, generation: Generation) -> Any:
-    """Close the generation's inbox when the client hangs up."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        generation.inbox.close()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
-        with suppress(asyncio.CancelledError):
-            await watcher
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body.
-
-    Raises:
-        BodyTooLarge: it is longer than `max_bytes`, or says that it will be.
-        InvalidRequest: it does not come.
-    """
-    said = request.headers.get("content-length", "0")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            if int(said) <= max_bytes:
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > max_bytes:
-                        break
-    except TimeoutError:
-        raise InvalidRequest(f"The body did not come within {BODY_SECONDS:.0f} s.") from None
-    if int(said) > max_bytes or len(body) > max_bytes:
-        raise BodyTooLarge(f"The body is larger than the {max_bytes} bytes that are accepted.")
-    return bytes(body)
-
-
-def _max_tokens(asked: CompletionRequest | ChatRequest, num_prompt_tokens: int, limit: int) -> int:
-    """Most tokens to generate, within the context.
-
-    Raises:
-        RequestTooLarge: prompt and answer do not fit together.
-    """
-    room = limit - num_prompt_tokens
-    wanted = asked.wanted_tokens
-    if wanted is None:
-        # At least one token: an answer without any would be none.
-        wanted = max(1, room if asked.default_tokens is None else min(asked.default_tokens, room))
-    if wanted > room:
-        param = "prompt" if isinstance(asked, CompletionRequest) else "messages"
-        raise RequestTooLarge(
-            f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the prompt, {wanted} "
-            "in the completion). Shorten the prompt or lower 'max_tokens'.",
-            param,
-            "context_length_exceeded",
-        )
-    return wanted
-
-
-def _with_seed_of_choice(sampling: SamplingParams, index: int) -> SamplingParams:
-    if sampling.seed is None or index == 0:
-        return sampling
-    # Else all answers to a prompt would be the same.
-    return replace(sampling, seed=(sampling.seed + index) % (1 << 63))
-
-
-def _usage(generation: Generation) -> Usage:
-    return usage(*generation.num_tokens())
 
 
 def _bearer(request: Request) -> str:

@@ -21,9 +21,10 @@ from deepseek_worker.config import EngineConfig, ServerConfig
 from deepseek_worker.connections import ConnectionLimits
 from deepseek_worker.driver import EngineThread
 from deepseek_worker.errors import InvalidRequest, QueueFull, RequestTooLarge, TemplateError
+from deepseek_worker.prompts import Model
 from deepseek_worker.sequence import Output, Request, TokenLogprobs
 from deepseek_worker.serve import Server, _uvicorn_config, _worker
-from deepseek_worker.server import Model, Worker
+from deepseek_worker.server import Worker
 from deepseek_worker.stats import EngineStats
 
 END = 256
@@ -216,6 +217,28 @@ class Running:
     def chat(self, **body: Any) -> httpx.Response:
         messages = [{"role": "user", "content": "hello"}]
         return self.post("/v1/chat/completions", {"model": "tiny", "messages": messages, **body})
+
+    @staticmethod
+    def events(response: httpx.Response) -> list[dict[str, Any]]:
+        """The chunks of a stream, which has to end as promised."""
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.text.split("\n\n") if line]
+        assert all(line.startswith("data: ") for line in lines)
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    @staticmethod
+    def text_of(chunks: list[dict[str, Any]], choice: int = 0) -> str:
+        """The text that chunks bring for one choice."""
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice]
+        return "".join(part.get("text", part.get("delta", {}).get("content", "")) for part in parts)
+
+    @staticmethod
+    def error_of(response: httpx.Response) -> dict[str, Any]:
+        """The error of a refusal, which has to have the API's form."""
+        error: dict[str, Any] = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        return error
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)

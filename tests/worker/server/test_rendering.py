@@ -5,9 +5,9 @@ from typing import Any
 
 from deepseek_worker.answers import TokenTexts, encode, usage
 from deepseek_worker.generation import Piece
-from deepseek_worker.openai import parse_chat, parse_completion
 from deepseek_worker.rendering import ChatRenderer, CompletionRenderer, Head
 from deepseek_worker.sequence import TokenLogprobs
+from deepseek_worker.validation import parse_chat, parse_completion
 
 HEAD = Head("id-1", 7, "model-1")
 USAGE = usage(1, 2, 0)

@@ -141,9 +141,6 @@ def chat(worker: Process, content: str, **options: Any) -> Any:
     return worker.openai.chat.completions.create(model=NAME, messages=messages, **options)
 
 
-# A start that fails.
-
-
 def test_a_model_that_is_not_there_ends_the_start(tmp_path: Path, last_words: Path) -> None:
     code = run(["serve", f"--model={tmp_path / 'nowhere'}", "--port=0", "--device=cpu"])
 
@@ -189,9 +186,6 @@ def test_a_model_larger_than_its_memory_ends_the_start(
     words = json.loads(last_words.read_text())
     assert (code, words["reason"]) == (3, "ModelTooLarge")
     assert "may use 191 MiB" in words["message"]
-
-
-# A whole life.
 
 
 @pytest.mark.model
@@ -291,9 +285,6 @@ def test_a_signal_ends_a_load(trained_model: Path, tmp_path: Path) -> None:
 
     assert process.process.wait(10) == 0
     process.stop()
-
-
-# What clients meet.
 
 
 @pytest.mark.model

@@ -1,0 +1,161 @@
+"""From what a client asks to what the engine computes: texts to tokens, tokens to choices.
+
+Pure but for the clock, and callable from any thread: reading a long text takes a while.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from deepseek_worker.answers import TokenTexts
+from deepseek_worker.detokenizer import Detokenizer
+from deepseek_worker.errors import InvalidRequest, RequestTooLarge
+from deepseek_worker.generation import Choice
+from deepseek_worker.openai import ChatRequest, CompletionRequest, Prompt
+from deepseek_worker.sequence import Request, SamplingParams
+from deepseek_worker.tokenizer import Tokenizer
+from deepseek_worker.validation import check_token_ids, sampling_params
+
+# They come from the request itself.
+RESERVED_TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the server knows of the loaded model."""
+
+    tokenizer: Tokenizer
+    max_context_tokens: int
+    vocab_size: int
+    """Token ids are below it; the tokenizer may know fewer."""
+    device: str
+    shown_bytes: Callable[[int], bytes] = field(init=False)
+    """What a token adds to a text: nothing, for special ones."""
+    texts: TokenTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive what every request needs."""
+        special = self.tokenizer.special_token_ids
+        token_bytes = functools.cache(self.tokenizer.token_bytes)
+        object.__setattr__(self, "texts", TokenTexts(token_bytes))
+        object.__setattr__(
+            self, "shown_bytes", lambda token: b"" if token in special else token_bytes(token)
+        )
+
+
+def encode_prompts(model: Model, prompts: tuple[Prompt, ...]) -> list[tuple[int, ...]]:
+    """The tokens of each prompt.
+
+    Raises:
+        InvalidRequest: one has no tokens, or tokens that the model does not have.
+    """
+    encoded = []
+    for at, prompt in enumerate(prompts):
+        token_ids = tuple(model.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+        param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
+        check_token_ids(token_ids, model.vocab_size, param)
+        if not token_ids:
+            raise InvalidRequest(
+                f"Invalid '{param}': it is empty; at least one token is needed.", param
+            )
+        encoded.append(token_ids)
+    return encoded
+
+
+def encode_chat(model: Model, asked: ChatRequest) -> tuple[int, ...]:
+    """The tokens of a conversation, by the model's own template.
+
+    Raises:
+        TemplateError: the template is missing or refuses the messages.
+        InvalidRequest: the request would replace what the template gets from it.
+    """
+    options = asked.chat_template_kwargs or {}
+    if taken := RESERVED_TEMPLATE_NAMES & options.keys():
+        raise InvalidRequest(
+            f"Invalid 'chat_template_kwargs': {', '.join(sorted(taken))} cannot be given here; "
+            "they come from the request itself.",
+            "chat_template_kwargs",
+        )
+    text = model.tokenizer.apply_chat_template(asked.template_messages(), **options)
+    token_ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
+    if not token_ids:
+        raise InvalidRequest(
+            "Invalid 'messages': the chat template makes no prompt of them.", "messages"
+        )
+    return token_ids
+
+
+def num_characters(asked: CompletionRequest | ChatRequest) -> int:
+    """How much text a request brings."""
+    if isinstance(asked, CompletionRequest):
+        return sum(len(prompt) for prompt in asked.prompts if isinstance(prompt, str))
+    return sum(len(message["content"] or "") for message in asked.template_messages())
+
+
+def echo(model: Model, prompt: Prompt) -> str:
+    """The prompt as text."""
+    if isinstance(prompt, str):
+        return prompt
+    return b"".join(map(model.shown_bytes, prompt)).decode(errors="replace")
+
+
+def choices(
+    model: Model,
+    asked: CompletionRequest | ChatRequest,
+    prompts: list[tuple[int, ...]],
+    answer_id: str,
+) -> list[Choice]:
+    """The answers to compute: `n` to each prompt, numbered through.
+
+    Raises:
+        RequestTooLarge: a prompt and its answer do not fit the context together.
+        InvalidRequest: a token id that the model does not have.
+    """
+    planned: list[Choice] = []
+    arrival_time = time.time()
+    for number, token_ids in enumerate(prompts):
+        max_tokens = _max_tokens(asked, len(token_ids), model.max_context_tokens)
+        sampling = sampling_params(asked, max_tokens, model.vocab_size)
+        for _ in range(asked.num_choices):
+            index = len(planned)
+            request = Request(
+                request_id=f"{answer_id}-{index}",
+                prompt_token_ids=token_ids,
+                sampling=_with_seed_of_choice(sampling, index),
+                arrival_time=arrival_time,
+                cache_salt=asked.cache_salt or "",
+            )
+            detokenizer = Detokenizer(model.shown_bytes, asked.stop_strings, asked.min_tokens or 0)
+            planned.append(Choice(index, number, request, detokenizer))
+    return planned
+
+
+def _max_tokens(asked: CompletionRequest | ChatRequest, num_prompt_tokens: int, limit: int) -> int:
+    """Most tokens to generate, within the context.
+
+    Raises:
+        RequestTooLarge: prompt and answer do not fit together.
+    """
+    room = limit - num_prompt_tokens
+    wanted = asked.wanted_tokens
+    if wanted is None:
+        # At least one token: an answer without any would be none.
+        wanted = max(1, room if asked.default_tokens is None else min(asked.default_tokens, room))
+    if wanted > room:
+        param = "prompt" if isinstance(asked, CompletionRequest) else "messages"
+        raise RequestTooLarge(
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{num_prompt_tokens + wanted} tokens ({num_prompt_tokens} in the prompt, {wanted} "
+            "in the completion). Shorten the prompt or lower 'max_tokens'.",
+            param,
+            "context_length_exceeded",
+        )
+    return wanted
+
+
+def _with_seed_of_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    if sampling.seed is None or index == 0:
+        return sampling
+    # Else all answers to a prompt would be the same.
+    return replace(sampling, seed=(sampling.seed + index) % (1 << 63))
