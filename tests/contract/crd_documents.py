@@ -96,7 +96,7 @@ def variations(schema: Schema, name: str, seen: set[str] | None = None) -> Itera
         yield from (value.lower() + "x" for value in schema["enum"])
         return
     if schema.get("x-kubernetes-int-or-string"):
-        yield from (*QUANTITIES, *NO_QUANTITIES, schema["maximum"], schema["maximum"] + 1)
+        yield from (*QUANTITIES, *NO_QUANTITIES, 10**15 - 1, 10**15)
         return
     match schema["type"]:
         case "object" if "properties" in schema:

@@ -45,7 +45,7 @@ def test_an_amount_is_exact(quantity: int | str, value: Fraction) -> None:
     ],
 )
 def test_what_is_no_amount_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no quantity such as 500m"):
+    with pytest.raises(ValueError, match="is not an amount above zero"):
         amount(text)
 
 
