@@ -143,7 +143,7 @@ def test_codes_above_15_are_refused():
         pack_w4a16(codes, scale)
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("tokens", [16, 64, 128])
 def test_codes_stay_in_registers_on_hopper(compile_sm90, spec, tokens):
     (kernel,) = compile_sm90(
         "matmul_w4a16.kernel:matmul_w4a16",

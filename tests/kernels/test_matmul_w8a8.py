@@ -13,7 +13,7 @@ CODES = pytest.mark.parametrize("dtype", [FP8, torch.int8], ids=["fp8", "int8"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize(
     ("tokens", "rows", "columns"),
-    [(1, 63, 500), (2, 64, 576), (17, 65, 129), (65, 64, 64), (300, 32, 160)],
+    [(1, 63, 500), (2, 64, 576), (17, 65, 129), (65, 64, 64), (129, 32, 160)],
 )
 def test_product_by_rows_equals_its_reference(lane, tokens, rows, columns, dtype, with_bias):
     x, x_scale = quantize(lane.randn(tokens, columns), dtype=dtype)
@@ -28,7 +28,7 @@ def test_product_by_rows_equals_its_reference(lane, tokens, rows, columns, dtype
 
 @CODES
 @pytest.mark.parametrize(
-    ("tokens", "rows", "columns"), [(1, 63, 384), (3, 130, 256), (17, 256, 128), (300, 128, 256)]
+    ("tokens", "rows", "columns"), [(1, 63, 384), (3, 130, 256), (17, 256, 128), (129, 128, 512)]
 )
 def test_product_by_blocks_equals_its_reference(lane, tokens, rows, columns, dtype):
     values = lane.randn(tokens, columns)
@@ -119,9 +119,16 @@ def test_wrong_arguments_are_named(change, message):
         matmul_w8a8(**arguments)
 
 
-@pytest.mark.parametrize("tokens", [16, 64, 128])
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
-@pytest.mark.parametrize("blocks", [False, True], ids=["rows", "blocks"])
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "blocks"),
+    [
+        (16, "int8", False),
+        (16, "float8_e4m3fn", True),
+        (64, "float8_e4m3fn", False),
+        (64, "float8_e4m3fn", True),
+        (128, "float8_e4m3fn", False),
+    ],
+)
 def test_few_tokens_fit_hopper(compile_sm90, spec, tokens, dtype, blocks):
     (kernel,) = compile_sm90(
         "matmul_w8a8.kernel:matmul_w8a8",

@@ -18,7 +18,7 @@ from torch import Tensor
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
 
-SCALE_COLUMNS = tl.constexpr(128)
+SCALE_SIZE = tl.constexpr(128)
 """Columns, and rows of a weight, that share a scale where scales are per block."""
 
 # Four codes to four bf16: exponent and mantissa are moved in place, which leaves a factor of
@@ -37,6 +37,25 @@ and.b32 sign, odd, 0x80008000;
 shr.u32 odd, odd, 4;
 lop3.b32 odd, odd, 0x07F007F0, sign, 0xEA;
 mul.bf16x2 $1, odd, power;
+}
+""")
+
+# Four int8 to four fp32: a byte plus 128 as the last bits of 2^23 is the number 2^23 + 128 + code.
+_INT8_TO_FP32 = tl.constexpr("""
+{
+.reg .b32 bytes, magic;
+.reg .f32 base;
+xor.b32 bytes, $4, 0x80808080;
+mov.b32 magic, 0x4B000000;
+mov.b32 base, 0x4B000080;
+prmt.b32 $0, bytes, magic, 0x7440;
+prmt.b32 $1, bytes, magic, 0x7441;
+prmt.b32 $2, bytes, magic, 0x7442;
+prmt.b32 $3, bytes, magic, 0x7443;
+sub.f32 $0, $0, base;
+sub.f32 $1, $1, base;
+sub.f32 $2, $2, base;
+sub.f32 $3, $3, base;
 }
 """)
 
@@ -82,9 +101,57 @@ def decode(b_codes, dtype: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def gelu(b_values):
-    """Return `x * Phi(x)`."""
-    return b_values * 0.5 * (1.0 + tl.erf(b_values * 0.7071067811865476))
+def settle(b_acc, NATIVE: tl.constexpr):
+    """Use a sum, so that the matrix unit has read its operands before they are decoded anew.
+
+    Triton 3.6 lets the last product of a turn run into the next one, which overwrites the
+    registers that the product still reads.
+    """
+    if NATIVE:
+        b_acc = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [b_acc], tl.float32, is_pure=False, pack=1
+        )
+    return b_acc
+
+
+@triton.jit
+def decode_fp32(b_codes, NATIVE: tl.constexpr):
+    """Turn weights into fp32, exactly."""
+    if b_codes.dtype == tl.int8 and NATIVE:
+        b_values = tl.inline_asm_elementwise(
+            _INT8_TO_FP32, "=&f,=&f,=&f,=&f,r", [b_codes], tl.float32, is_pure=True, pack=4
+        )
+    else:
+        b_values = b_codes.to(tl.float32)
+    return b_values
+
+
+@triton.jit
+def gelu(b_values, TANH: tl.constexpr, FAST: tl.constexpr):
+    """Return `x * Phi(x)`, or its approximation by tanh that some models are trained with.
+
+    `FAST` takes the tanh of the hardware, right to 11 bits: enough for a bf16 result.
+    """
+    if TANH:
+        b_inner = b_values * (0.7978845608028654 + 0.035677408136300125 * b_values * b_values)
+        if FAST:
+            b_tanh = tl.inline_asm_elementwise(
+                "tanh.approx.f32 $0, $1;", "=f,f", [b_inner], tl.float32, is_pure=True, pack=1
+            )
+            b_phi = 0.5 + 0.5 * b_tanh
+        else:
+            b_phi = tl.sigmoid(2.0 * b_inner)
+    else:
+        # erf by Abramowitz and Stegun 7.1.26, absolute error below 1.5e-7, without branches.
+        b_z = tl.abs(b_values) * 0.7071067811865476
+        b_t = 1.0 / (1.0 + 0.3275911 * b_z)
+        b_poly = 1.061405429 * b_t - 1.453152027
+        b_poly = b_poly * b_t + 1.421413741
+        b_poly = b_poly * b_t - 0.284496736
+        b_poly = b_poly * b_t + 0.254829592
+        b_tail = 0.5 * b_poly * b_t * tl.exp(-b_z * b_z)
+        b_phi = tl.where(b_values < 0, b_tail, 1.0 - b_tail)
+    return b_values * b_phi
 
 
 @triton.jit
@@ -123,7 +190,7 @@ def gemv_kernel(
             m_k = o_k < K - i_k
             b_x = tl.load(x_ptr + i_k + o_k, mask=m_k, other=0.0).to(tl.float32)
             b_w = tl.load(p_w + i_k, mask=m_n[:, None] & m_k[None, :], other=0.0)
-        b_acc += b_w.to(tl.float32) * b_x[None, :]
+        b_acc += decode_fp32(b_w, OVERLAP) * b_x[None, :]
     release_successor(OVERLAP)
 
     b_out = tl.sum(b_acc, 1)
@@ -158,6 +225,7 @@ def skinny_kernel(
     BLOCK_M: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SCALES: tl.constexpr,
+    TOKENS_LEFT: tl.constexpr,
     GELU: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
@@ -179,62 +247,72 @@ def skinny_kernel(
     first = i_split * per_split
     last = min(first + per_split, num_blocks)
     p_w = w_ptr + o_n.to(tl.int64)[:, None] * stride_w + o_k[None, :]
-    # A sum has no order. Where codes are decoded in registers, 16 neighbours of a row lie where
-    # the matrix unit's layout has 16 values of one thread, so that a thread reads them at once:
-    # position abcdef of 64 holds column deabcf, of the weight as of the activations.
-    DECODED: tl.constexpr = w_ptr.dtype.element_ty != x_ptr.dtype.element_ty
-    o_x = o_k
-    if DECODED:
-        o_x = (o_k // 64) * 64 + (o_k // 2 % 4) * 16 + (o_k // 8 % 8) * 2 + o_k % 2
-    p_x = x_ptr + o_m.to(tl.int64)[None, :] * stride_x + o_x[:, None]
+    p_x = x_ptr + o_m.to(tl.int64)[None, :] * stride_x + o_k[:, None]
     if OVERLAP:
         BYTES: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
         o_lines = tl.arange(0, 2 * BLOCK_K * BYTES // 128) * (128 // BYTES) + first * BLOCK_K
         p_lines = w_ptr + o_n.to(tl.int64)[:, None] * stride_w + o_lines[None, :]
         prefetch(tl.where(m_n[:, None] & (o_lines < K)[None, :], p_lines, w_ptr))
-    wait_for_predecessor(OVERLAP)
+    # Only the means come from the predecessor of a product with a norm: it let this kernel start
+    # after its own predecessor had written `x`.
+    LATE: tl.constexpr = x_mean_ptr is not None
+    if not LATE:
+        wait_for_predecessor(OVERLAP)
 
     INTEGER: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
     ACC: tl.constexpr = tl.int32 if INTEGER and not BLOCK_SCALES else tl.float32
     # Eight-bit sums inside the matrix unit keep 14 bits: they leave it after 128 columns.
     FP8: tl.constexpr = x_ptr.dtype.element_ty == tl.float8e4nv
-    IMPRECISE: tl.constexpr = SCALE_COLUMNS if FP8 else None
-    b_acc = tl.zeros([BLOCK_N, BLOCK_M], ACC)
+    IMPRECISE: tl.constexpr = SCALE_SIZE if FP8 else None
+    if TOKENS_LEFT:
+        b_acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    else:
+        b_acc = tl.zeros([BLOCK_N, BLOCK_M], ACC)
+    if BLOCK_SCALES:
+        # The rows of this program share one scale; scales are loaded one turn ahead.
+        tl.static_assert(BLOCK_K == SCALE_SIZE and SCALE_SIZE % BLOCK_N == 0)
+        p_x_scale = x_scale_ptr + o_m.to(tl.int64) * stride_x_scale
+        p_w_scale = w_scale_ptr + (i_n * BLOCK_N // SCALE_SIZE) * stride_w_scale
+        b_scale = tl.load(p_x_scale + first, mask=m_m & (first < last), other=0.0)
+        b_scale *= tl.load(p_w_scale + first, mask=first < last, other=0.0)
     for i_block in tl.range(first, last, num_stages=STAGES):
         i_k = i_block * BLOCK_K
         if EVEN:
             b_w = tl.load(p_w + i_k)
             b_x = tl.load(p_x + i_k, mask=m_m[None, :], other=0.0)
         else:
-            m_w = m_n[:, None] & (o_k < K - i_k)[None, :]
-            m_x = (o_x < K - i_k)[:, None] & m_m[None, :]
-            b_w = tl.load(p_w + i_k, mask=m_w, other=0.0)
-            b_x = tl.load(p_x + i_k, mask=m_x, other=0.0)
-        if DECODED:
-            b_w = tl.reshape(b_w, [BLOCK_N, BLOCK_K // 64, 4, 8, 2])
-            b_w = tl.reshape(tl.permute(b_w, [0, 1, 3, 2, 4]), [BLOCK_N, BLOCK_K])
-            b_w = decode(b_w, b_x.dtype, NATIVE)
+            m_k = o_k < K - i_k
+            b_w = tl.load(p_w + i_k, mask=m_n[:, None] & m_k[None, :], other=0.0)
+            b_x = tl.load(p_x + i_k, mask=m_k[:, None] & m_m[None, :], other=0.0)
+        b_left = decode(b_w, b_x.dtype, NATIVE)
+        b_right = b_x
+        if TOKENS_LEFT:
+            b_left, b_right = tl.trans(b_x), tl.trans(b_left)
         if BLOCK_SCALES:
-            b_part = tl.dot(b_w, b_x, out_dtype=tl.int32 if INTEGER else tl.float32)
-            i_group = i_k // SCALE_COLUMNS
-            b_x_scale = tl.load(
-                x_scale_ptr + o_m.to(tl.int64) * stride_x_scale + i_group, mask=m_m, other=0.0
-            )
-            p_w_scale = w_scale_ptr + (o_n // SCALE_COLUMNS) * stride_w_scale + i_group
-            b_w_scale = tl.load(p_w_scale, mask=m_n, other=0.0)
-            b_acc += b_part.to(tl.float32) * b_w_scale[:, None] * b_x_scale[None, :]
+            b_part = tl.dot(b_left, b_right, out_dtype=tl.int32 if INTEGER else tl.float32)
+            if TOKENS_LEFT:
+                b_acc += b_part.to(tl.float32) * b_scale[:, None]
+            else:
+                b_acc += b_part.to(tl.float32) * b_scale[None, :]
+            m_next = m_m & (i_block + 1 < last)
+            b_scale = tl.load(p_x_scale + i_block + 1, mask=m_next, other=0.0)
+            b_scale *= tl.load(p_w_scale + i_block + 1, mask=i_block + 1 < last, other=0.0)
         else:
             b_acc = tl.dot(
-                b_w,
-                b_x,
+                b_left,
+                b_right,
                 b_acc,
                 input_precision="ieee",
                 max_num_imprecise_acc=IMPRECISE,
                 out_dtype=ACC,
             )
+            if x_ptr.dtype.element_ty != w_ptr.dtype.element_ty:
+                b_acc = settle(b_acc, NATIVE)
     release_successor(OVERLAP)
 
     b_sum = b_acc.to(tl.float32)
+    if TOKENS_LEFT:
+        b_sum = tl.trans(b_sum)
     if SPLITS > 1:
         o_part = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         p_part = partial_ptr + i_tile.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_M) + o_part
@@ -249,7 +327,8 @@ def skinny_kernel(
         for i_part in tl.static_range(SPLITS):
             b_sum += tl.load(p_part + i_part * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
 
-    if x_mean_ptr is not None:
+    if LATE:
+        wait_for_predecessor(OVERLAP)
         b_mean = tl.load(x_mean_ptr + o_m, mask=m_m, other=0.0)
         b_w_sum = tl.load(w_sum_ptr + o_n, mask=m_n, other=0.0)
         b_sum -= b_w_sum[:, None] * b_mean[None, :]
@@ -260,8 +339,8 @@ def skinny_kernel(
         b_sum *= tl.load(p_x_scale, mask=m_m, other=0.0)[None, :]
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
-    if GELU:
-        b_sum = gelu(b_sum)
+    if GELU is not None:
+        b_sum = gelu(b_sum, GELU == "tanh", NATIVE and out_ptr.dtype.element_ty == tl.bfloat16)
     p_out = out_ptr + o_m.to(tl.int64)[None, :] * N + o_n[:, None]
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
 
@@ -337,12 +416,13 @@ def skinny(
     weight_sum: Tensor | None = None,
     bias: Tensor | None = None,
     block_scales: bool = False,
-    gelu: bool = False,
+    gelu: str | None = None,
 ) -> Tensor:
     """Multiply few tokens, `[tokens, in_features]`, with a weight `[out_features, in_features]`.
 
-    `config` gives the tile (`block_n`, `block_k`), `num_warps`, `num_stages` and `per_sm`, the
-    programs for each multiprocessor up to which the sum is split.
+    `config` gives the tile (`block_n`, `block_k`, at most `block_m`), `num_warps`, `num_stages`,
+    `per_sm`, the programs for each multiprocessor up to which the sum is split, and optionally
+    `tokens_left`: the tokens and not the weight are the left operand.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]
@@ -350,7 +430,9 @@ def skinny(
     if out.numel() == 0:
         return out
     block_n, block_k = config["block_n"], config["block_k"]
-    block_m = min(max(16, triton.next_power_of_2(tokens)), config["block_m"])
+    tokens_left = bool(config.get("tokens_left"))
+    least = 64 if tokens_left else 16
+    block_m = min(max(least, triton.next_power_of_2(tokens)), config["block_m"])
     tiles = triton.cdiv(rows, block_n) * triton.cdiv(tokens, block_m)
     splits = split_count(x.device, tiles, triton.cdiv(columns, block_k), config["per_sm"])
     partial = counter = None
@@ -382,6 +464,7 @@ def skinny(
         BLOCK_M=block_m,
         SPLITS=splits,
         BLOCK_SCALES=block_scales,
+        TOKENS_LEFT=tokens_left,
         GELU=gelu,
         EVEN=rows % block_n == 0 and columns % block_k == 0,
         STAGES=config["num_stages"],
@@ -396,7 +479,8 @@ def skinny(
 def split_count(device: torch.device, tiles: int, blocks: int, per_sm: int) -> int:
     """Return into how many parts to split the sum of a tile, every part with some blocks."""
     wanted = max(1, min(per_sm * multiprocessors(device) // tiles, blocks // 2))
-    return triton.cdiv(blocks, triton.cdiv(blocks, wanted))
+    per_split = -(-blocks // wanted)
+    return -(-blocks // per_split)
 
 
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from deepseek_kernels.matmul.kernel import (
     overlaps,
     prefetch,
     release_successor,
+    settle,
     split_count,
     wait_for_predecessor,
 )
@@ -231,6 +232,7 @@ def w4a16_kernel(
         if SCALED:
             b_acc = tl.dot(b_low, b_low_x, b_acc, input_precision="ieee")
             b_acc = tl.dot(b_high, b_high_x, b_acc, input_precision="ieee")
+            b_acc = settle(b_acc, NATIVE)
         else:
             b_part = tl.dot(b_low, b_low_x, input_precision="ieee")
             b_acc += b_part * b_low_scale.to(tl.float32)[:, None]

@@ -9,8 +9,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
 from deepseek_kernels._device import encode, quantization_scale
-from deepseek_kernels._quantize import MAXIMUM
-from deepseek_kernels.matmul.kernel import gelu, skinny
+from deepseek_kernels._quantize import GROUP_COLUMNS, MAXIMUM
+from deepseek_kernels.matmul.kernel import gelu, overlaps, skinny, wait_for_predecessor
 
 ALIGNMENT = 16
 """The bytes to which the library and tensor descriptors need rows aligned."""
@@ -35,12 +35,16 @@ def tiled_kernel(
     GROUP_M: tl.constexpr,
     GELU: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Multiply many tokens: each program takes every `num_programs`-th tile of the output.
 
     `GROUP_M` rows of tiles are walked together, so that the tiles that run at one time share
-    what they read.
+    what they read. As in `skinny_kernel`, means may still be on their way when it starts.
     """
+    LATE: tl.constexpr = x_mean_ptr is not None
+    if not LATE:
+        wait_for_predecessor(OVERLAP)
     num_m = tl.cdiv(num_tokens, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     INTEGER: tl.constexpr = x_desc.dtype == tl.int8
@@ -67,7 +71,8 @@ def tiled_kernel(
         o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
         o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
         b_out = b_acc.to(tl.float32)
-        if x_mean_ptr is not None:
+        if LATE:
+            wait_for_predecessor(OVERLAP)
             b_mean = tl.load(x_mean_ptr + o_m, mask=o_m < num_tokens, other=0.0)
             b_w_sum = tl.load(w_sum_ptr + o_n, mask=o_n < N, other=0.0)
             b_out -= b_mean[:, None] * b_w_sum[None, :]
@@ -76,8 +81,8 @@ def tiled_kernel(
             b_out *= tl.load(w_scale_ptr + o_n, mask=o_n < N, other=0.0)[None, :]
         if bias_ptr is not None:
             b_out += tl.load(bias_ptr + o_n, mask=o_n < N, other=0.0).to(tl.float32)[None, :]
-        if GELU:
-            b_out = gelu(b_out)
+        if GELU is not None:
+            b_out = gelu(b_out, GELU == "tanh", OVERLAP and out_desc.dtype == tl.bfloat16)
         out_desc.store([i_m * BLOCK_M, i_n * BLOCK_N], b_out.to(out_desc.dtype))
 
 
@@ -148,7 +153,7 @@ def tiled(
     x_mean: Tensor | None = None,
     weight_sum: Tensor | None = None,
     bias: Tensor | None = None,
-    gelu: bool = False,
+    gelu: str | None = None,
 ) -> Tensor:
     """Multiply many tokens, with one scale for each token.
 
@@ -160,6 +165,7 @@ def tiled(
     out = torch.empty((tokens, rows), dtype=out_dtype, device=x.device)
     block_m, block_n, block_k = config["block_m"], config["block_n"], config["block_k"]
     tiles = triton.cdiv(tokens, block_m) * triton.cdiv(rows, block_n)
+    overlap = overlaps()
     tiled_kernel[(min(multiprocessors(x.device) * config.get("per_sm", 1), tiles),)](
         TensorDescriptor.from_tensor(x, [block_m, block_k]),
         TensorDescriptor.from_tensor(weight, [block_n, block_k]),
@@ -178,7 +184,9 @@ def tiled(
         GROUP_M=config["group_m"],
         GELU=gelu,
         STAGES=config["num_stages"],
+        OVERLAP=overlap,
         num_warps=config["num_warps"],
+        launch_pdl=overlap,
     )
     return out
 
@@ -204,9 +212,11 @@ def matmul_w8a8(
     rows = weight.shape[0]
     by_block = weight_scale.dim() == 2
     fits = fits_descriptors(x) and fits_descriptors(weight) and rows % ALIGNMENT == 0
+    # The library reads the weight's scales four blocks of columns at a time.
+    whole = x.is_cuda and columns % (4 * GROUP_COLUMNS) == 0
     if by_block:
         config = pick("matmul_w8a8_blocks", m=tokens, n=rows, k=columns)
-        if config.get("library") and fits and x.is_cuda and x.dtype == torch.float8_e4m3fn:
+        if config.get("library") and fits and whole and x.dtype == torch.float8_e4m3fn:
             return _library_blocks(x, x_scale, weight, weight_scale, bias, dtype)
     else:
         config = pick("matmul_w8a8", m=tokens, n=rows, k=columns)

@@ -1,0 +1,50 @@
+"""Candidates for `configs/matmul_w4a16.json`."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from deepseek_kernels.matmul.tune import buckets, sizes
+from deepseek_kernels.matmul_w4a16 import cost, matmul_w4a16
+from deepseek_kernels.tuning import Space
+
+
+def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
+    tokens, rows, columns = sizes(limits, most_tokens=1024)
+    x = torch.randn(tokens, columns, device="cuda").bfloat16()
+    tiles = (rows // 64, columns // 256)
+    weight = torch.randint(0, 256, (*tiles, 8192), device="cuda", dtype=torch.uint8)
+    scale = torch.rand(tiles[1], rows, 2, device="cuda").bfloat16()
+
+    def call() -> object:
+        return matmul_w4a16(x, weight, scale, out_features=rows)
+
+    return call, cost(x, weight, scale, rows).bytes
+
+
+_NAMES = ("block_n", "block_m", "per_sm", "num_warps", "num_stages", "scaled")
+
+_CANDIDATES = (
+    *(
+        dict(zip(_NAMES, tile, strict=True))
+        for tile in (
+            (64, 16, 4, 4, 3, 0),
+            (64, 16, 6, 4, 3, 0),
+            (64, 32, 3, 4, 3, 0),
+            (64, 64, 2, 4, 3, 0),
+            (64, 64, 2, 4, 3, 1),
+            (64, 64, 3, 4, 2, 1),
+            (128, 64, 1, 8, 3, 1),
+            (128, 64, 2, 8, 2, 1),
+            (128, 128, 1, 8, 3, 1),
+        )
+    ),
+    {"library": 1},
+)
+
+SPACE = Space(
+    op="matmul_w4a16",
+    buckets=buckets((16, 32, 64, 128, 384)),
+    candidates=lambda _limits: _CANDIDATES,
+    workload=_workload,
+)
