@@ -276,7 +276,22 @@ def test_logits_that_are_not_finite_end_their_request_alone(tiny, make_engine, c
     decoder.embedding.weight[77] = 0
     after = complete(engine, [request(str(n), prompt(3 + 5 * n)) for n in range(12)])
     assert all(outputs[-1].finish_reason == "length" for outputs in after.values())
-    complete(engine, [request("bad", [*prompt(33), 77, 1, 2])])
+
+
+def test_chunks_of_a_broken_prompt_are_not_found_again(tiny, make_engine, complete):
+    engine = make_engine(tiny[0], max_batch_tokens=16)
+    decoder = engine.runner._decoder
+    row = decoder.embedding.weight[77].clone()
+    decoder.embedding.weight[77] = float("nan")
+    tokens = [1, 77, *prompt(40)]
+    broken = complete(engine, [request("a", tokens)])["a"]
+    decoder.embedding.weight[77] = row
+
+    healed = complete(engine, [request("b", tokens)])["b"]
+
+    assert broken[-1].error_reason == "NonFiniteLogits"
+    assert healed[-1].finish_reason == "length"
+    assert healed[-1].cached_tokens == 0
 
 
 def test_prompt_logprobs_that_are_not_finite_are_an_error(tiny, make_engine, complete):

@@ -89,6 +89,12 @@ def test_truncation_keeps_exactly(sampling, allowed, logits):
     assert set(draw(logits, temperature=1, **sampling)) == allowed
 
 
+def test_a_token_that_begins_where_top_p_ends_is_not_kept():
+    even = torch.tensor([[0.0, 0.0, -1e4]])
+
+    assert len(draw(even, temperature=1, top_p=0.5)) == 1
+
+
 def test_top_p_looks_beyond_the_first_candidates_when_it_has_to(wide):
     counts = draw(wide, temperature=1, top_p=0.9)
 

@@ -175,6 +175,16 @@ def test_a_second_equal_prompt_starts_behind_the_cached_pages():
     assert again.num_cached_tokens == 8
 
 
+def test_a_page_is_shared_once_answers_have_filled_it():
+    subject = scheduler()
+    subject.add(sequence(range(6), 4))
+    run_to_end(subject)
+    longer = sequence([*range(6), 7, 7, 7], 1)
+    subject.add(longer)
+
+    assert work(subject.schedule()) == [(longer, 8, 1)]
+
+
 def test_the_last_prompt_token_is_computed_even_when_all_its_pages_are_cached():
     subject = scheduler()
     subject.add(sequence(8, 1))
