@@ -127,3 +127,15 @@ def test_deleting_works_while_the_operator_is_gone(site: Site, namespace: Namesp
     finally:
         site.system.kubectl("scale", OPERATOR, "--replicas=1")
         site.system.kubectl("rollout", "status", OPERATOR, "--timeout=60s")
+
+
+def test_a_deleted_lease_comes_back_and_work_goes_on(site: Site, namespace: Namespace) -> None:
+    site.system.kubectl("delete", "lease", "deepseek-operator")
+
+    eventually(
+        lambda: site.system.get("lease", "deepseek-operator")["spec"].get("holderIdentity"),
+        30,
+        "somebody holds the Lease",
+    )
+    namespace.serve("after", replicas=0)
+    eventually(lambda: namespace.get("service", "after"), 60, "the Service")
