@@ -163,6 +163,28 @@ def test_draining_aborts_what_takes_too_long(thread):
     assert inbox.wait().finish_reason == "abort"
 
 
+def test_a_receiver_that_fails_leaves_the_others_alone(thread):
+    def fail(output):
+        raise RuntimeError("event loop is closed")
+
+    inbox = Inbox()
+    thread.submit(request("broken"), fail)
+    thread.submit(request(), inbox)
+
+    assert inbox.wait().finish_reason == "length"
+    assert thread.drain(20)
+
+
+def test_drained_means_delivered(thread):
+    outputs = []
+    for number in range(5):
+        thread.submit(request(str(number)), outputs.append)
+
+    assert thread.drain(20)
+
+    assert sum(output.finish_reason == "length" for output in outputs) == 5
+
+
 def test_an_error_in_the_engine_reaches_every_waiting_client(thread):
     engine = thread.wait_until_loaded()
     inbox = Inbox()

@@ -5,6 +5,7 @@ as there is work and hands every `Output` to the callback given with the request
 on the engine's thread: they must only pass the output on.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from deepseek_worker.engine import Engine
 from deepseek_worker.errors import Draining, EngineFailed, WorkerError
 from deepseek_worker.sequence import Output, Request
 from deepseek_worker.stats import EngineStats
+
+logger = logging.getLogger(__name__)
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 OnOutput = Callable[[Output], None]
@@ -183,11 +186,14 @@ class EngineThread:
     def _deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
             on_output = self._callbacks[output.request_id]
-            if output.finish_reason is not None:
-                with self._wake:
-                    del self._callbacks[output.request_id]
-                    self._wake.notify_all()
-            on_output(output)
+            if output.finish_reason is None:
+                _pass_on(on_output, output)
+                continue
+            with self._wake:
+                # Before anybody who drains wakes up: what he sees as finished is delivered.
+                del self._callbacks[output.request_id]
+                _pass_on(on_output, output)
+                self._wake.notify_all()
 
     def _fail(self, error: Exception) -> None:
         with self._wake:
@@ -199,11 +205,20 @@ class EngineThread:
             self._loaded.set()
             self._wake.notify_all()
         for request_id, on_output in callbacks.items():
-            on_output(
+            _pass_on(
+                on_output,
                 Output(
                     request_id,
                     finish_reason="error",
                     error=f"the engine ended with an error: {error}",
                     error_reason="EngineFailed",
-                )
+                ),
             )
+
+
+def _pass_on(on_output: OnOutput, output: Output) -> None:
+    """A receiver that fails, such as a closed event loop, is no reason for others to end."""
+    try:
+        on_output(output)
+    except Exception:
+        logger.exception("The receiver of request %s failed", output.request_id)
