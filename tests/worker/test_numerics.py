@@ -6,7 +6,7 @@ import torch
 from deepseek_worker.sequence import Request, SamplingParams
 from deepseek_worker.tokenizer import load_tokenizer
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 48, 64, 65, 90, 112, 128, 150, 200, 260)
 NUM_NEW = 12
