@@ -1,6 +1,7 @@
 """Decode attention over pages: GQA in three precisions, page-sparse, and MLA.
 
-Pages lie in a pool of several layers in random order, as in the worker.
+Pages lie in a pool of several layers in random order, as in the worker. The calls of a row are
+the layers of a step: each reads a pool of its own, all by the same page table and lengths.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from deepseek_kernels.page_scoring import cost as scoring_cost
 from deepseek_kernels.page_scoring import page_scores, select_pages
 from deepseek_kernels.page_scoring import reference as scoring_reference
 from deepseek_kernels.paged_decode import cost as decode_cost
-from deepseek_kernels.paged_decode import decode_workspace, paged_decode
+from deepseek_kernels.paged_decode import paged_decode
 from deepseek_kernels.paged_decode import reference as decode_reference
 from deepseek_kernels.testing import assert_close
 
@@ -40,12 +41,22 @@ class Batch:
     scales: dict[str, Tensor]
 
 
-def batch(
-    lengths: Sequence[int], heads: int, kv_heads: int, dtype: torch.dtype = torch.bfloat16
-) -> Batch:
-    """Fill a fresh pool with random pages; one of its layers is attended to."""
+def batches(
+    count: int,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[Batch]:
+    """Fill fresh pools with random pages; one layer of each is attended to."""
     table, pages = _page_table(lengths)
-    shape = (pages, LAYERS, 2, PAGE_TOKENS, kv_heads, HEAD_DIM)
+    return [_batch(table, pages, _int32(lengths), heads, kv_heads, dtype) for _ in range(count)]
+
+
+def _batch(
+    table: Tensor, pages: int, lengths: Tensor, heads: int, kv_heads: int, dtype: torch.dtype
+) -> Batch:
+    shape = (pages, LAYERS, 2, kv_heads, PAGE_TOKENS, HEAD_DIM)
     scales: dict[str, Tensor] = {}
     if dtype == torch.int8:
         pool = torch.randint(-127, 128, shape, dtype=dtype, device="cuda")
@@ -59,7 +70,8 @@ def batch(
             scale = torch.rand(2, kv_heads, device="cuda") + 0.5
             scales = {"key_scale": scale[0], "value_scale": scale[1]}
     query = torch.randn(len(lengths), heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    return Batch(query, pool[:, 1, 0], pool[:, 1, 1], table, _int32(lengths), scales)
+    keys, values = pool[:, 1, 0].transpose(1, 2), pool[:, 1, 1].transpose(1, 2)
+    return Batch(query, keys, values, table, lengths, scales)
 
 
 def decode(
@@ -83,12 +95,11 @@ def decode(
         own_bf16: Whether to time the same kernel on a bf16 cache as a baseline.
         contiguous: Whether to time cuDNN and flash attention on contiguous keys and values.
     """
-    workspace = decode_workspace(len(lengths), kv_heads, "cuda")
     size = 2 * sum(lengths) * kv_heads * HEAD_DIM * dtype.itemsize
     sets = sets_for(size)
 
     def calls(kind: torch.dtype) -> tuple[list[Callable[[], object]], Batch]:
-        inputs = [batch(lengths, heads, kv_heads, kind) for _ in range(sets)]
+        inputs = batches(sets, lengths, heads, kv_heads, kind)
         return [lambda one=one: run(one) for one in inputs], inputs[0]
 
     def run(one: Batch) -> Tensor:
@@ -98,7 +109,6 @@ def decode(
             one.value_cache,
             one.page_table,
             one.lengths,
-            workspace=workspace,
             **one.scales,
         )
 
@@ -114,7 +124,6 @@ def decode(
             HEAD_DIM**-0.5,
             first.scales.get("key_scale"),
             first.scales.get("value_scale"),
-            None,
             None,
         )
         assert_close("out", run(first), expected)
@@ -146,8 +155,7 @@ def decode(
 def sparse(lengths: Sequence[int], heads: int, kv_heads: int, kept: int) -> Workload:
     """Score pages, choose one in `kept`, attend to those; the baseline attends to all."""
     pages = max(lengths) // PAGE_TOKENS // kept
-    workspace = decode_workspace(len(lengths), kv_heads, "cuda")
-    inputs = [batch(lengths, heads, kv_heads) for _ in range(2)]
+    inputs = batches(2, lengths, heads, kv_heads)
     bounds = []
     for one in inputs:
         keys = one.key_cache
@@ -162,9 +170,7 @@ def sparse(lengths: Sequence[int], heads: int, kv_heads: int, kept: int) -> Work
         )
 
     def attend(one: Batch, table: Tensor, kept_lengths: Tensor) -> Tensor:
-        return paged_decode(
-            one.query, one.key_cache, one.value_cache, table, kept_lengths, workspace=workspace
-        )
+        return paged_decode(one.query, one.key_cache, one.value_cache, table, kept_lengths)
 
     def check() -> None:
         one = inputs[0]
@@ -191,7 +197,6 @@ def sparse(lengths: Sequence[int], heads: int, kv_heads: int, kept: int) -> Work
             None,
             None,
             None,
-            None,
         )
         assert_close("out", attend(one, table, kept_lengths), again)
 
@@ -212,20 +217,20 @@ def sparse(lengths: Sequence[int], heads: int, kv_heads: int, kept: int) -> Work
 
 def mla(lengths: Sequence[int], heads: int) -> Workload:
     """Absorbed MLA decode."""
-    workspace = decode_workspace(len(lengths), heads, "cuda")
+    table, pages = _page_table(lengths)
+    device_lengths = _int32(lengths)
     inputs = []
     for _ in range(sets_for(sum(lengths) * 1152)):
-        table, pages = _page_table(lengths)
         pool = torch.randn(pages, LAYERS, PAGE_TOKENS, 576, device="cuda", dtype=torch.bfloat16)
         query = torch.randn(len(lengths), heads, 576, device="cuda", dtype=torch.bfloat16)
-        inputs.append((query, pool[:, 1], table, _int32(lengths)))
+        inputs.append((query, pool[:, 1], table, device_lengths))
     scale = 192**-0.5
 
     def run(one: tuple[Tensor, ...]) -> Tensor:
-        return mla_decode(*one, scale=scale, workspace=workspace)
+        return mla_decode(*one, scale=scale)
 
     def check() -> None:
-        expected = mla_reference.mla_decode(*inputs[0], scale, None, None)
+        expected = mla_reference.mla_decode(*inputs[0], scale, None)
         assert_close("out", run(inputs[0]), expected)
 
     return Workload(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from kernel_bench import Result, Row, Workload
-from kernel_rows.decode_attention import HEAD_DIM, batch, sdpa
+from kernel_rows.decode_attention import HEAD_DIM, batches, sdpa
 from torch import Tensor
 
 from deepseek_kernels.paged_prefill import cost, paged_prefill, reference
@@ -18,8 +18,7 @@ def prefill(new: int, prefix: int, sequences: int, *, contiguous: bool = False) 
     """Attend from `new` tokens after `prefix` cached ones, in each of `sequences`."""
     length = prefix + new
     inputs = []
-    for _ in range(2):
-        one = batch([length] * sequences, HEADS, KV_HEADS)
+    for one in batches(2, [length] * sequences, HEADS, KV_HEADS):
         query = torch.randn(sequences * new, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
         starts = torch.arange(sequences + 1, device="cuda", dtype=torch.int32) * new
         inputs.append((query, one.key_cache, one.value_cache, one.page_table, starts, one.lengths))

@@ -37,7 +37,7 @@ from deepseek_kernels.page_copy import (
     scatter_pages,
 )
 from deepseek_kernels.page_scoring import page_scores, select_pages, update_page_bounds
-from deepseek_kernels.paged_decode import decode_workspace, paged_decode
+from deepseek_kernels.paged_decode import paged_decode
 from deepseek_kernels.paged_prefill import paged_prefill
 from deepseek_kernels.sampling import sample
 
@@ -45,7 +45,6 @@ __all__ = [
     "UnsupportedDevice",
     "copy_pages_from_host",
     "copy_pages_to_host",
-    "decode_workspace",
     "fold_layer_norm",
     "gather_pages",
     "get_backend",

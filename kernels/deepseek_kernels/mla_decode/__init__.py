@@ -8,7 +8,7 @@ from deepseek_kernels._validation import FLOATS, check_range, check_tensor
 from deepseek_kernels.cost import Cost
 from deepseek_kernels.mla_decode import reference
 from deepseek_kernels.mla_decode.reference import LATENT, ROPE
-from deepseek_kernels.paged_decode import SCALES, check_pairs, check_workspace
+from deepseek_kernels.paged_decode import SCALES, check_pairs
 
 
 def mla_decode(
@@ -19,7 +19,6 @@ def mla_decode(
     *,
     scale: float,
     cache_scale: Tensor | None = None,
-    workspace: Tensor | None = None,
 ) -> Tensor:
     """Attend from one token of each sequence to the latents in the sequence's pages.
 
@@ -32,7 +31,6 @@ def mla_decode(
         lengths: `[sequences]` int32: tokens in those pages, the new one included; 0 gives zeros.
         scale: Of the scores. DeepSeek's is `192 ** -0.5` times YaRN's factor squared.
         cache_scale: `[1]` fp32 of an fp8 cache, 1 where absent; `value = code * scale`.
-        workspace: As in `paged_decode`, for this many query heads.
 
     Returns:
         `[sequences, heads, 512]` in the type of `query`: latents, before the value projection.
@@ -41,7 +39,7 @@ def mla_decode(
         ValueError: An argument of the wrong type, shape, stride or device.
     """
     check_tensor("query", query, shape=("sequences", "heads", LATENT + ROPE), dtypes=FLOATS)
-    sequences, heads, _ = query.shape
+    sequences = query.shape[0]
     types = (query.dtype, torch.float8_e4m3fn)
     shape = ("pages", "page_tokens", LATENT + ROPE)
     check_tensor("cache", cache, shape=shape, dtypes=types, like=query)
@@ -58,8 +56,7 @@ def mla_decode(
             raise ValueError(f"cache_scale is given; a cache of {cache.dtype} has no scale")
         check_tensor("cache_scale", cache_scale, shape=(1,), dtypes=(torch.float32,), like=query)
     check_range("scale", scale, *SCALES)
-    check_workspace(workspace, query, sequences * heads)
-    return _mla_decode(query, cache, page_table, lengths, scale, cache_scale, workspace)
+    return _mla_decode(query, cache, page_table, lengths, scale, cache_scale)
 
 
 def cost(query: Tensor, cache: Tensor, tokens: int) -> Cost:
@@ -74,4 +71,4 @@ def _fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty((*query.shape[:2], LATENT), dtype=query.dtype, device=query.device)
 
 
-_mla_decode = Operation(reference.mla_decode, fake=_fake, mutates=("workspace",))
+_mla_decode = Operation(reference.mla_decode, fake=_fake)

@@ -4,6 +4,8 @@ Programs that take the same tiles for different heads run side by side, so that 
 finds the latents in the L2 cache. One tile of latents serves as keys and as values.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,19 +18,18 @@ from deepseek_kernels.mla_decode.reference import LATENT, ROPE
 from deepseek_kernels.paged_decode.kernel import (
     FP8,
     LOG2_E,
-    combine,
+    combine_kernel,
     dot_type,
     first_tile,
     half,
     locate,
     normalised,
-    part_blocks,
-    program_of,
-    split_workspace,
+    part_buffers,
+    row_tiles,
 )
 
 
-@triton.jit(do_not_specialize=["num_sequences"])
+@triton.jit(do_not_specialize=["num_rows"])
 def mla_decode_kernel(
     query_ptr,
     cache_ptr,
@@ -38,31 +39,35 @@ def mla_decode_kernel(
     out_ptr,
     part_ptr,
     stats_ptr,
-    arrived_ptr,
-    num_sequences,
+    num_rows,
     scale_log2,
     stride_query_sequence,
     stride_query_head,
     stride_page,
     stride_slot,
     stride_table,
-    stride_length,
+    stride_length_sequence,
+    stride_length_head,
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
+    SWAPPED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     OVERLAP: tl.constexpr,
     DOT: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
-    BLOCK_SEQUENCES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    ROW_HEADS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     LEAST_TILES: tl.constexpr,
-    BLOCK_PART: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
+    # Swapped, tokens and latents are the rows of the products and a few heads the columns: the
+    # matrix units then take both operands from shared memory.
     # An 8-bit cache is read as pairs, columns 2i and 2i + 1 in one 16-bit element.
     STEP: tl.constexpr = 2 if PAIRS else 1
     BLOCK_C: tl.constexpr = LATENT // STEP
@@ -77,11 +82,18 @@ def mla_decode_kernel(
     o_r = tl.arange(0, BLOCK_R)
     m_head = o_head < HEADS
 
-    o_sequence = tl.arange(0, BLOCK_SEQUENCES)
-    m_sequence = o_sequence < num_sequences
-    b_length = tl.load(lengths_ptr + o_sequence * stride_length, mask=m_sequence, other=0)
-    b_tiles = tl.where(m_sequence, tl.maximum(tl.cdiv(b_length, BLOCK_N), 1), 0)
-    b_ends = tl.cumsum(b_tiles, 0)
+    b_length, b_ends = row_tiles(
+        lengths_ptr,
+        num_rows,
+        stride_length_sequence,
+        stride_length_head,
+        WINDOW,
+        KV_HEADS,
+        ROW_HEADS,
+        BLOCK_ROWS,
+        BLOCK_N,
+    )
+    o_row = tl.arange(0, BLOCK_ROWS)
     total = tl.max(b_ends, 0)
     num_programs = tl.minimum(tl.num_programs(1), tl.cdiv(total, LEAST_TILES))
     tile = first_tile(tl.minimum(i_program, num_programs), total, num_programs)
@@ -90,7 +102,7 @@ def mla_decode_kernel(
     while tile < end:
         i_item, item_begin = locate(b_ends, tile)
         i_sequence = i_item.to(tl.int64)
-        length = tl.sum(tl.where(o_sequence == i_item, b_length, 0), 0)
+        length = tl.sum(tl.where(o_row == i_item, b_length, 0), 0)
         item_tiles = tl.maximum(tl.cdiv(length, BLOCK_N), 1)
         count = tl.minimum(end, item_begin + item_tiles) - tile
 
@@ -108,20 +120,30 @@ def mla_decode_kernel(
             if HAS_SCALE:
                 factor = tl.load(cache_scale_ptr)
         b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
-        b_sum = tl.zeros([BLOCK_H], tl.float32)
-        b_acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
+        # Sums stay per column to the end: adding columns would make the warps wait each tile.
+        b_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
+        b_acc = tl.zeros([BLOCK_C, BLOCK_H] if SWAPPED else [BLOCK_H, BLOCK_C], tl.float32)
 
         p_table = table_ptr + i_sequence * stride_table
         first = (tile - item_begin) * BLOCK_N
+        # The next tile's pages are loaded a tile ahead, so that its rows wait for nothing.
+        o_n = first + tl.arange(0, BLOCK_N)
+        b_page = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0)
         for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
             o_n = start + tl.arange(0, BLOCK_N)
             m_n = o_n < length
-            b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0).to(tl.int64)
-            p_row = cache_ptr + (b_page * stride_page + (o_n % PAGE) * stride_slot)[:, None]
+            o_token = b_page.to(tl.int64) * stride_page + (o_n % PAGE) * stride_slot
+            p_row = cache_ptr + o_token[:, None]
+            o_next = o_n + BLOCK_N
+            b_page = tl.load(p_table + o_next // PAGE, mask=o_next < length, other=0)
             b_latent = tl.load(p_row + o_c[None, :], mask=m_n[:, None], other=0)
             b_key = tl.load(p_row + BLOCK_C + o_r[None, :], mask=m_n[:, None], other=0)
 
-            if PAIRS:
+            if SWAPPED:
+                b_scores = tl.dot(b_latent, tl.trans(b_query), input_precision="ieee")
+                b_scores = tl.dot(b_key, tl.trans(b_rope), b_scores, input_precision="ieee")
+                b_scores = tl.trans(b_scores)
+            elif PAIRS:
                 b_even = half(b_latent, False, FP8, ASSEMBLY).to(DOT)
                 b_odd = half(b_latent, True, FP8, ASSEMBLY).to(DOT)
                 b_key_even = half(b_key, False, FP8, ASSEMBLY).to(DOT)
@@ -139,11 +161,14 @@ def mla_decode_kernel(
             b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_old = tl.exp2(b_max - b_safe)
             b_weights = tl.exp2(b_scores - b_safe[:, None])
-            b_sum = b_sum * b_old + tl.sum(b_weights, 1)
+            b_sums = b_sums * b_old[:, None] + b_weights
             b_max = b_new
             b_weights = b_weights.to(DOT)
-            b_acc *= b_old[:, None]
-            if PAIRS:
+            b_acc *= b_old[None, :] if SWAPPED else b_old[:, None]
+            if SWAPPED:
+                b_turned = tl.trans(b_weights)
+                b_acc = tl.dot(tl.trans(b_latent), b_turned, b_acc, input_precision="ieee")
+            elif PAIRS:
                 b_acc_odd *= b_old[:, None]
                 b_acc = tl.dot(b_weights, b_even, b_acc, input_precision="ieee")
                 b_acc_odd = tl.dot(b_weights, b_odd, b_acc_odd, input_precision="ieee")
@@ -153,12 +178,13 @@ def mla_decode_kernel(
         if OVERLAP:
             if tile + count >= end:
                 gdc_launch_dependents()
+        b_sum = tl.sum(b_sums, 1)
         o_d = tl.arange(0, LATENT)
         o_h = tl.arange(0, BLOCK_H)
         if PAIRS:
             b_whole = tl.reshape(tl.join(b_acc, b_acc_odd), [BLOCK_H, LATENT]) * factor
         else:
-            b_whole = b_acc
+            b_whole = tl.trans(b_acc) if SWAPPED else b_acc
         p_item = out_ptr + (i_sequence * HEADS + i_block * BLOCK_H) * LATENT
         if count == item_tiles:
             b_out = normalised(b_whole, b_sum).to(out_ptr.dtype.element_ty)
@@ -171,28 +197,6 @@ def mla_decode_kernel(
             p_stats = stats_ptr + slot * (2 * BLOCK_H) + o_h
             tl.store(p_stats, b_max)
             tl.store(p_stats + BLOCK_H, b_sum)
-            # The barrier orders every thread's stores before the one thread's count.
-            tl.debug_barrier()
-            first_program = program_of(item_begin, total, num_programs)
-            last_program = program_of(item_begin + item_tiles - 1, total, num_programs)
-            p_arrived = arrived_ptr + i_item * num_blocks + i_block
-            arrived = tl.atomic_add(p_arrived, 1, sem="acq_rel")
-            if arrived == last_program - first_program:
-                combine(
-                    part_ptr,
-                    stats_ptr,
-                    p_item,
-                    (first_program + i_item) * num_blocks + i_block,
-                    last_program - first_program + 1,
-                    STRIDE=tl.num_programs(0),
-                    ROWS=HEADS - i_block * BLOCK_H,
-                    COLUMNS=LATENT,
-                    M=BLOCK_H,
-                    N=LATENT,
-                    BLOCK_N=BLOCK_PART,
-                    PARTS=PARTS,
-                )
-                tl.store(p_arrived, 0)
         tile += count
 
 
@@ -203,9 +207,8 @@ def mla_decode(
     lengths: Tensor,
     scale: float,
     cache_scale: Tensor | None,
-    workspace: Tensor | None,
 ) -> Tensor:
-    """Launch the kernel for `reference.mla_decode`."""
+    """Launch the kernels for `reference.mla_decode`."""
     sequences, heads, _ = query.shape
     out = torch.empty((sequences, heads, LATENT), dtype=query.dtype, device=query.device)
     if out.numel() == 0:
@@ -215,10 +218,19 @@ def mla_decode(
     block_h = config["heads"]
     blocks = triton.cdiv(heads, block_h)
     programs = max(1, config["programs"] * multiprocessors(query.device) // blocks)
-    parts, stats, arrived = split_workspace(
-        query.device, programs * blocks, sequences * blocks, block_h, LATENT, workspace
-    )
+    parts, stats = part_buffers((programs + sequences) * blocks, block_h, LATENT, query.device)
     compiled = not triton.knobs.runtime.interpret
+    rows: dict[str, Any] = {
+        "num_rows": sequences,
+        "stride_length_sequence": lengths.stride(0),
+        "stride_length_head": 0,
+        "WINDOW": 0,
+        "KV_HEADS": 1,
+        "ROW_HEADS": 1,
+        "BLOCK_ROWS": triton.next_power_of_2(sequences),
+        "BLOCK_N": config["tokens"],
+        "LEAST_TILES": config["least_tiles"],
+    }
     if pairs:
         cache = cache.view(torch.int16)
     mla_decode_kernel[(blocks, programs)](
@@ -230,29 +242,43 @@ def mla_decode(
         out,
         parts,
         stats,
-        arrived,
-        sequences,
-        scale * LOG2_E,
-        *query.stride()[:2],
-        *cache.stride()[:2],
-        page_table.stride(0),
-        lengths.stride(0),
+        scale_log2=scale * LOG2_E,
+        stride_query_sequence=query.stride(0),
+        stride_query_head=query.stride(1),
+        stride_page=cache.stride(0),
+        stride_slot=cache.stride(1),
+        stride_table=page_table.stride(0),
         PAGE=cache.shape[1],
         HEADS=heads,
         PAIRS=pairs,
+        SWAPPED=not pairs and config["swapped"] == 1,
         HAS_SCALE=cache_scale is not None,
         ASSEMBLY=compiled,
         OVERLAP=compiled,
         DOT=dot_type(query, int(pairs)),
         LATENT=LATENT,
         ROPE=ROPE,
-        BLOCK_SEQUENCES=triton.next_power_of_2(sequences),
         BLOCK_H=block_h,
-        BLOCK_N=config["tokens"],
-        LEAST_TILES=config["least_tiles"],
-        **part_blocks(block_h, LATENT, config["num_warps"]),
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
         launch_pdl=compiled,
+        **rows,
+    )
+    combine_kernel[(sequences, heads)](
+        parts,
+        stats,
+        lengths,
+        out,
+        num_programs=programs,
+        BLOCKS=blocks,
+        GROUP=heads,
+        D=LATENT,
+        OVERLAP=compiled,
+        BLOCK_G=block_h,
+        BLOCK_D=LATENT,
+        PARTS=4,
+        num_warps=1,
+        launch_pdl=compiled,
+        **rows,
     )
     return out

@@ -21,13 +21,8 @@ def mla_decode(
     lengths: Tensor,
     scale: float,
     cache_scale: Tensor | None,
-    workspace: Tensor | None,
 ) -> Tensor:
-    """Return `softmax(query · rows · scale) · latents`, `[sequences, heads, 512]`.
-
-    `workspace` is for the kernel.
-    """
-    del workspace
+    """Return `softmax(query · rows · scale) · latents`, `[sequences, heads, 512]`."""
     sequences, heads, _ = query.shape
     out = torch.zeros((sequences, heads, LATENT), dtype=torch.float32, device=query.device)
     for sequence in range(sequences):

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_kernels._configs import pick
-from deepseek_kernels.paged_decode.kernel import FP8, INT8, MODES, dot_type, scale_strides
+from deepseek_kernels.paged_decode.kernel import FP8, INT8, MODES, dot_type, dynamic, strides
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -199,7 +199,7 @@ def update_page_bounds(
         tokens,
         *key_cache.stride()[:3],
         *bounds.stride()[:3],
-        *scale_strides(key_scale),
+        *strides("", dynamic(key_scale), *"psh").values(),
         PAGE=page_tokens,
         D=head_dim,
         MODE=mode,

@@ -24,7 +24,6 @@ def paged_decode(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
     window: int | None = None,
-    workspace: Tensor | None = None,
 ) -> Tensor:
     """Attend from one token of each sequence to the tokens in the sequence's pages.
 
@@ -43,8 +42,6 @@ def paged_decode(
             1 where absent. `value = code * scale`.
         value_scale: As `key_scale`.
         window: How many tokens the new one sees, itself included; None for all.
-        workspace: What `decode_workspace` made. It saves a launch; calls that share one must
-            not overlap. None makes one for the call.
 
     Returns:
         `[sequences, heads, head_dim]` in the type of `query`, contiguous.
@@ -79,7 +76,6 @@ def paged_decode(
         check_tensor("lengths", lengths, shape=(sequences,), dtypes=(torch.int32,), like=query)
     if window is not None:
         check_range("window", window, 1, 2**30)
-    check_workspace(workspace, query, sequences * kv_heads)
     scale = query.shape[2] ** -0.5 if scale is None else scale
     check_range("scale", scale, *SCALES)
     return _paged_decode(
@@ -92,19 +88,7 @@ def paged_decode(
         key_scale,
         value_scale,
         window,
-        workspace,
     )
-
-
-def decode_workspace(sequences: int, heads: int, device: torch.device | str) -> Tensor:
-    """Return counters for decode calls of up to so many sequences; every call leaves them 0.
-
-    Args:
-        sequences: At most.
-        heads: KV heads for `paged_decode`, query heads for `mla_decode`.
-        device: Of the calls.
-    """
-    return torch.zeros(sequences * heads, dtype=torch.int32, device=device)
 
 
 def cost(query: Tensor, key_cache: Tensor, tokens: int) -> Cost:
@@ -154,22 +138,6 @@ def check_cache(
     return kv_heads
 
 
-def check_workspace(workspace: Tensor | None, query: Tensor, items: int) -> None:
-    """Refuse counters of the wrong type, or too few."""
-    if workspace is None:
-        return
-    check_tensor(
-        "workspace",
-        workspace,
-        shape=("counters",),
-        dtypes=(torch.int32,),
-        like=query,
-        contiguous=True,
-    )
-    if workspace.shape[0] < items:
-        raise ValueError(f"workspace has {workspace.shape[0]} counters; required are {items}")
-
-
 def check_pairs(name: str, cache: Tensor) -> None:
     """Refuse 8-bit caches whose neighbouring columns do not share an aligned 16-bit element."""
     uneven = [n for n in (*cache.stride()[:-1], cache.storage_offset(), cache.shape[-1]) if n % 2]
@@ -208,4 +176,4 @@ def _fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty(query.shape, dtype=query.dtype, device=query.device)
 
 
-_paged_decode = Operation(reference.paged_decode, fake=_fake, mutates=("workspace",))
+_paged_decode = Operation(reference.paged_decode, fake=_fake)

@@ -1,12 +1,13 @@
-"""Programs share the KV tiles of all sequences evenly; the last to finish an item sums its parts.
+"""Programs share the KV tiles of all sequences evenly; a second kernel adds what they split.
 
 An item is one KV head of one sequence with its group of query heads. The tiles of all items lie
 in one line, program `p` of `P` takes `[p * total / P, (p + 1) * total / P)`, whatever the
 lengths, so one long sequence among short ones costs no more than its bytes. An item that one
-program had alone is finished there. The others' parts are fp32 sums with their maxima; an item's
-programs count themselves in `workspace`, and the last one adds the parts in program order.
-The grid depends on nothing that lives on the device.
+program had alone is finished there. The others' parts are fp32 sums with their maxima, which
+the second kernel adds in program order. The grids depend on nothing that lives on the device.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -43,63 +44,6 @@ def locate(b_ends, tile):
     """Return the row whose tiles hold `tile` and the row's first tile, from the rows' ends."""
     m_before = b_ends <= tile
     return tl.sum(m_before.to(tl.int32), 0), tl.max(tl.where(m_before, b_ends, 0), 0)
-
-
-@triton.jit
-def combine(
-    part_ptr,
-    stats_ptr,
-    out_ptr,
-    slot,
-    num_parts,
-    STRIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Add the parts of an item in their order and store the `[ROWS, COLUMNS]` result.
-
-    Part `i` is `[M, N]` at slot `slot + i * STRIDE`. What other programs wrote is read past the
-    L1 cache. The maximum comes first, so that the loads of parts depend on nothing.
-    """
-    o_m = tl.arange(0, M)
-    o_all = tl.arange(0, 32)
-    b_max = tl.full([M], float("-inf"), tl.float32)
-    for i_part in range(0, num_parts, 32):
-        m_all = (i_part + o_all < num_parts)[:, None]
-        o_slot = (slot + (i_part + o_all) * STRIDE).to(tl.int64)
-        p_stats = stats_ptr + o_slot[:, None] * (2 * M) + o_m[None, :]
-        b_maxima = tl.load(p_stats, mask=m_all, other=float("-inf"), cache_modifier=".cg")
-        b_max = tl.maximum(b_max, tl.max(b_maxima, 0))
-    b_safe = tl.where(b_max == float("-inf"), 0.0, b_max)
-
-    for column in range(0, N, BLOCK_N):
-        o_n = column + tl.arange(0, BLOCK_N)
-        b_sum = tl.zeros([M], tl.float32)
-        b_acc = tl.zeros([M, BLOCK_N], tl.float32)
-        for i_part in range(0, num_parts, PARTS):
-            o_part = i_part + tl.arange(0, PARTS)
-            m_part = o_part < num_parts
-            o_slot = (slot + o_part * STRIDE).to(tl.int64)
-            p_part = part_ptr + o_slot[:, None, None] * (M * N)
-            p_part += o_m[None, :, None] * N + o_n[None, None, :]
-            b_parts = tl.load(
-                p_part, mask=m_part[:, None, None], other=0.0, cache_modifier=".cg"
-            )  # [PARTS, M, BLOCK_N]
-            p_stats = stats_ptr + o_slot[:, None] * (2 * M) + o_m[None, :]
-            b_maxima = tl.load(
-                p_stats, mask=m_part[:, None], other=float("-inf"), cache_modifier=".cg"
-            )  # [PARTS, M]
-            b_sums = tl.load(p_stats + M, mask=m_part[:, None], other=0.0, cache_modifier=".cg")
-            b_weights = tl.exp2(b_maxima - b_safe[None, :])
-            b_sum += tl.sum(b_sums * b_weights, 0)
-            b_acc += tl.sum(b_parts * b_weights[:, :, None], 0)
-        b_out = normalised(b_acc, b_sum).to(out_ptr.dtype.element_ty)
-        p_out = out_ptr + o_m[:, None] * COLUMNS + o_n[None, :]
-        tl.store(p_out, b_out, mask=(o_m < ROWS)[:, None] & (o_n < COLUMNS)[None, :])
 
 
 @triton.jit
@@ -151,8 +95,119 @@ def half(b_pairs, ODD: tl.constexpr, MODE: tl.constexpr, ASSEMBLY: tl.constexpr)
     return b_half
 
 
+@triton.jit
+def row_tiles(
+    lengths_ptr,
+    num_rows,
+    stride_sequence,
+    stride_head,
+    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    ROW_HEADS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the lengths of rows and the ends of their tiles in the line of all tiles.
+
+    A row is what has one length: a sequence with its KV heads, or one head of a sequence. An
+    empty row has one tile, all masked, so that somebody writes its zeros.
+    """
+    o_row = tl.arange(0, BLOCK_ROWS)
+    o_item = o_row * ROW_HEADS
+    p_length = lengths_ptr + (o_item // KV_HEADS) * stride_sequence
+    p_length += (o_item % KV_HEADS) * stride_head
+    b_length = tl.load(p_length, mask=o_row < num_rows, other=0)
+    b_tiles = tl.cdiv(b_length, BLOCK_N)
+    if WINDOW > 0:
+        b_tiles -= tl.maximum(b_length - WINDOW, 0) // BLOCK_N
+    b_tiles = tl.where(o_row < num_rows, tl.maximum(b_tiles, 1), 0)
+    return b_length, tl.cumsum(b_tiles, 0) * ROW_HEADS
+
+
 @triton.jit(do_not_specialize=["num_rows"])
-def paged_decode_kernel(  # noqa: C901
+def combine_kernel(
+    part_ptr,
+    stats_ptr,
+    lengths_ptr,
+    out_ptr,
+    num_rows,
+    num_programs,
+    stride_length_sequence,
+    stride_length_head,
+    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    ROW_HEADS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LEAST_TILES: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Add the parts of one query head in their order; an item's parts lie in neighbouring slots.
+
+    Where `BLOCKS` blocks of heads share one line of tiles, as in MLA, they alternate in slots.
+    """
+    if OVERLAP:
+        gdc_wait()
+    i_item = tl.program_id(0)
+    i_head = tl.program_id(1)
+    i_block = i_head // BLOCK_G
+    b_length, b_ends = row_tiles(
+        lengths_ptr,
+        num_rows,
+        stride_length_sequence,
+        stride_length_head,
+        WINDOW,
+        KV_HEADS,
+        ROW_HEADS,
+        BLOCK_ROWS,
+        BLOCK_N,
+    )
+    total = tl.max(b_ends, 0)
+    num_programs = tl.minimum(num_programs, tl.cdiv(total, LEAST_TILES))
+    o_row = tl.arange(0, BLOCK_ROWS)
+    i_row = i_item // ROW_HEADS
+    row_begin = tl.max(tl.where(o_row < i_row, b_ends, 0), 0)
+    row_end = tl.max(tl.where(o_row <= i_row, b_ends, 0), 0)
+    item_tiles = (row_end - row_begin) // ROW_HEADS
+    item_begin = row_begin + (i_item % ROW_HEADS) * item_tiles
+    first_program = program_of(item_begin, total, num_programs)
+    last_program = program_of(item_begin + item_tiles - 1, total, num_programs)
+    if first_program == last_program:
+        return
+
+    o_d = tl.arange(0, BLOCK_D)
+    b_max = tl.full([1], float("-inf"), tl.float32)
+    b_sum = tl.zeros([1], tl.float32)
+    b_acc = tl.zeros([BLOCK_D], tl.float32)
+    for i_program in range(first_program, last_program + 1, PARTS):
+        o_program = i_program + tl.arange(0, PARTS)
+        m_part = o_program <= last_program
+        o_slot = ((o_program + i_item) * BLOCKS + i_block).to(tl.int64)
+        p_stats = stats_ptr + o_slot * (2 * BLOCK_G) + i_head % BLOCK_G
+        b_maxima = tl.load(p_stats, mask=m_part, other=float("-inf"))
+        b_sums = tl.load(p_stats + BLOCK_G, mask=m_part, other=0.0)
+        p_part = part_ptr + (o_slot * BLOCK_G + i_head % BLOCK_G)[:, None] * BLOCK_D
+        b_parts = tl.load(p_part + o_d[None, :], mask=m_part[:, None], other=0.0)
+        b_new = tl.maximum(b_max, tl.max(b_maxima, 0))
+        b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
+        b_old = tl.exp2(b_max - b_safe)
+        b_weights = tl.exp2(b_maxima - b_safe)
+        b_sum = b_sum * b_old + tl.sum(b_sums * b_weights, 0)
+        b_acc = b_acc * b_old + tl.sum(b_parts * b_weights[:, None], 0)
+        b_max = b_new
+    b_out = tl.where(b_sum == 0.0, 0.0, b_acc / b_sum).to(out_ptr.dtype.element_ty)
+    p_out = out_ptr + (i_item.to(tl.int64) * GROUP + i_head) * D
+    tl.store(p_out + o_d, b_out, mask=o_d < D)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def paged_decode_kernel(
     query_ptr,
     key_ptr,
     value_ptr,
@@ -163,7 +218,6 @@ def paged_decode_kernel(  # noqa: C901
     out_ptr,
     part_ptr,
     stats_ptr,
-    arrived_ptr,
     num_rows,
     scale_log2,
     stride_query_sequence,
@@ -203,8 +257,6 @@ def paged_decode_kernel(  # noqa: C901
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LEAST_TILES: tl.constexpr,
-    BLOCK_PART: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     # 8-bit caches are read as pairs, columns 2i and 2i + 1 in one 16-bit element.
     PAIRS: tl.constexpr = MODE != FLOAT
@@ -219,18 +271,18 @@ def paged_decode_kernel(  # noqa: C901
     m_m = o_m < GROUP
     m_c = o_c < COLUMNS
 
-    # A row is what has one length: a sequence with its KV heads, or one head of a sequence.
-    # An empty row has one tile, all masked, so that somebody writes its zeros.
+    b_length, b_ends = row_tiles(
+        lengths_ptr,
+        num_rows,
+        stride_length_sequence,
+        stride_length_head,
+        WINDOW,
+        KV_HEADS,
+        ROW_HEADS,
+        BLOCK_ROWS,
+        BLOCK_N,
+    )
     o_row = tl.arange(0, BLOCK_ROWS)
-    o_item = o_row * ROW_HEADS
-    p_length = lengths_ptr + (o_item // KV_HEADS) * stride_length_sequence
-    p_length += (o_item % KV_HEADS) * stride_length_head
-    b_length = tl.load(p_length, mask=o_row < num_rows, other=0)
-    b_tiles = tl.cdiv(b_length, BLOCK_N)
-    if WINDOW > 0:
-        b_tiles -= tl.maximum(b_length - WINDOW, 0) // BLOCK_N
-    b_tiles = tl.where(o_row < num_rows, tl.maximum(b_tiles, 1), 0)
-    b_ends = tl.cumsum(b_tiles, 0) * ROW_HEADS
     total = tl.max(b_ends, 0)
     num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(total, LEAST_TILES))
     i_program = tl.program_id(0)
@@ -267,20 +319,26 @@ def paged_decode_kernel(  # noqa: C901
                 if HAS_VALUE_SCALE:
                     value_factor = tl.load(value_scale_ptr + i_head)
         b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        b_sum = tl.zeros([BLOCK_M], tl.float32)
+        # Sums stay per column to the end: adding columns would make the warps wait each tile.
+        b_sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         b_acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
 
         p_table = table_ptr + i_sequence * stride_table_sequence + i_head * stride_table_head
         p_keys = key_ptr + i_head.to(tl.int64) * stride_key_head
         p_values = value_ptr + i_head.to(tl.int64) * stride_value_head
         first = (tile - item_begin + skipped) * BLOCK_N
+        # The next tile's pages are loaded a tile ahead, so that its rows wait for nothing.
+        o_n = first + tl.arange(0, BLOCK_N)
+        b_next = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0)
         for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
             o_n = start + tl.arange(0, BLOCK_N)
             m_n = o_n < length
             if WINDOW > 0:
                 m_n &= o_n >= lowest
             m_tile = m_n[:, None] if COLUMNS == BLOCK_C else m_n[:, None] & m_c[None, :]
-            b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0).to(tl.int64)
+            b_page = b_next.to(tl.int64)
+            o_next = o_n + BLOCK_N
+            b_next = tl.load(p_table + o_next // PAGE, mask=o_next < length, other=0)
             o_slot = o_n % PAGE
             o_key = b_page * stride_key_page + o_slot * stride_key_slot
             o_value = o_key
@@ -316,9 +374,9 @@ def paged_decode_kernel(  # noqa: C901
             b_old = tl.exp2(b_max - b_safe)
             b_weights = tl.exp2(b_scores - b_safe[:, None])
             if MODE == INT8:
-                b_sum = b_sum * b_old + tl.sum(b_weights * b_inverse_scale[None, :], 1)
+                b_sums = b_sums * b_old[:, None] + b_weights * b_inverse_scale[None, :]
             else:
-                b_sum = b_sum * b_old + tl.sum(b_weights, 1)
+                b_sums = b_sums * b_old[:, None] + b_weights
             b_max = b_new
             b_weights = b_weights.to(DOT)
             b_acc *= b_old[:, None]
@@ -334,6 +392,7 @@ def paged_decode_kernel(  # noqa: C901
         if OVERLAP:
             if tile + count >= end:
                 gdc_launch_dependents()
+        b_sum = tl.sum(b_sums, 1)
         if PAIRS:
             b_whole = tl.reshape(tl.join(b_acc, b_acc_odd), [BLOCK_M, BLOCK_D]) * value_factor
         else:
@@ -351,27 +410,6 @@ def paged_decode_kernel(  # noqa: C901
             p_stats = stats_ptr + slot * (2 * BLOCK_G) + o_m
             tl.store(p_stats, b_max, mask=o_m < BLOCK_G)
             tl.store(p_stats + BLOCK_G, b_sum, mask=o_m < BLOCK_G)
-            # The barrier orders every thread's stores before the one thread's count.
-            tl.debug_barrier()
-            first_program = program_of(item_begin, total, num_programs)
-            last_program = program_of(item_begin + item_tiles - 1, total, num_programs)
-            arrived = tl.atomic_add(arrived_ptr + i_item, 1, sem="acq_rel")
-            if arrived == last_program - first_program:
-                combine(
-                    part_ptr,
-                    stats_ptr,
-                    p_item,
-                    first_program + i_item,
-                    last_program - first_program + 1,
-                    STRIDE=1,
-                    ROWS=GROUP,
-                    COLUMNS=D,
-                    M=BLOCK_G,
-                    N=BLOCK_D,
-                    BLOCK_N=BLOCK_PART,
-                    PARTS=PARTS,
-                )
-                tl.store(arrived_ptr + i_item, 0)
         tile += count
 
 
@@ -385,9 +423,8 @@ def paged_decode(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     window: int | None,
-    workspace: Tensor | None,
 ) -> Tensor:
-    """Launch the kernel for `reference.paged_decode`."""
+    """Launch the kernels for `reference.paged_decode`."""
     sequences, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -396,16 +433,24 @@ def paged_decode(
     group = heads // kv_heads
     mode = MODES.get(key_cache.dtype, 0)
     per_head = lengths.dim() == 2
-    rows = sequences * kv_heads if per_head else sequences
     block_g = triton.next_power_of_2(group)
     block_d = triton.next_power_of_2(head_dim)
     config = pick("paged_decode", bytes=key_cache.element_size(), sequences=sequences)
-    compiled = not triton.knobs.runtime.interpret
     programs = config["programs"] * multiprocessors(query.device)
     items = sequences * kv_heads
-    parts, stats, arrived = split_workspace(
-        query.device, programs, items, block_g, block_d, workspace
-    )
+    parts, stats = part_buffers(programs + items, block_g, block_d, query.device)
+    compiled = not triton.knobs.runtime.interpret
+    rows: dict[str, Any] = {
+        "num_rows": items if per_head else sequences,
+        "stride_length_sequence": lengths.stride(0),
+        "stride_length_head": lengths.stride(1) if per_head else 0,
+        "WINDOW": window or 0,
+        "KV_HEADS": kv_heads,
+        "ROW_HEADS": 1 if per_head else kv_heads,
+        "BLOCK_ROWS": triton.next_power_of_2(items if per_head else sequences),
+        "BLOCK_N": config["tokens"],
+        "LEAST_TILES": config["least_tiles"],
+    }
     if mode:
         key_cache, value_cache = key_cache.view(torch.int16), value_cache.view(torch.int16)
     paged_decode_kernel[(programs,)](
@@ -419,22 +464,15 @@ def paged_decode(
         out,
         parts,
         stats,
-        arrived,
-        rows,
-        scale * LOG2_E,
-        *query.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        *scale_strides(key_scale),
-        *scale_strides(value_scale),
-        page_table.stride(0),
-        page_table.stride(1) if per_head else 0,
-        lengths.stride(0),
-        lengths.stride(1) if per_head else 0,
-        WINDOW=window or 0,
+        scale_log2=scale * LOG2_E,
+        **strides("query", query, "sequence", "head"),
+        **strides("key", key_cache, "page", "slot", "head"),
+        **strides("value", value_cache, "page", "slot", "head"),
+        **strides("key_scale", dynamic(key_scale), "page", "slot", "head"),
+        **strides("value_scale", dynamic(value_scale), "page", "slot", "head"),
+        stride_table_sequence=page_table.stride(0),
+        stride_table_head=page_table.stride(1) if per_head else 0,
         PAGE=key_cache.shape[1],
-        KV_HEADS=kv_heads,
-        ROW_HEADS=1 if per_head else kv_heads,
         GROUP=group,
         D=head_dim,
         MODE=mode,
@@ -444,53 +482,57 @@ def paged_decode(
         ASSEMBLY=compiled,
         OVERLAP=compiled,
         DOT=dot_type(query, mode),
-        BLOCK_ROWS=triton.next_power_of_2(rows),
         BLOCK_G=block_g,
         BLOCK_M=max(16, block_g),
-        BLOCK_N=config["tokens"],
         BLOCK_D=block_d,
-        LEAST_TILES=config["least_tiles"],
-        **part_blocks(block_g, block_d, config["num_warps"]),
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
         maxnreg=config["registers"],
         launch_pdl=compiled,
+        **rows,
+    )
+    combine_kernel[(items, group)](
+        parts,
+        stats,
+        lengths,
+        out,
+        num_programs=programs,
+        BLOCKS=1,
+        GROUP=group,
+        D=head_dim,
+        OVERLAP=compiled,
+        BLOCK_G=block_g,
+        BLOCK_D=block_d,
+        PARTS=max(1, 2048 // block_d),
+        num_warps=1,
+        launch_pdl=compiled,
+        **rows,
     )
     return out
 
 
-def split_workspace(
-    device: torch.device,
-    programs: int,
-    items: int,
-    rows: int,
-    columns: int,
-    workspace: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return room for the parts of items, their statistics, and the items' counts, zeroed.
+def part_buffers(
+    slots: int, rows: int, columns: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return room for the parts of items and for their maxima and sums.
 
     Programs and items advance together, so `program + item` numbers every part differently.
     """
-    slots = programs + items
     parts = torch.empty((slots, rows, columns), dtype=torch.float32, device=device)
-    stats = torch.empty((slots, 2, rows), dtype=torch.float32, device=device)
-    if workspace is None:
-        workspace = torch.zeros(items, dtype=torch.int32, device=device)
-    return parts, stats, workspace
+    return parts, torch.empty((slots, 2, rows), dtype=torch.float32, device=device)
 
 
-def part_blocks(rows: int, columns: int, num_warps: int) -> dict[str, int]:
-    """Return the columns and parts that `combine` holds at a time: 64 values of each thread."""
-    values = 2048 * num_warps
-    block = min(columns, max(16, values // rows))
-    return {"BLOCK_PART": block, "PARTS": max(1, values // (rows * block))}
+def strides(name: str, tensor: Tensor | None, *dimensions: str) -> dict[str, int]:
+    """Return the arguments `stride_NAME_DIMENSION` of a kernel; zeros for no tensor."""
+    return {
+        f"stride_{name}_{dimension}": 0 if tensor is None else tensor.stride(index)
+        for index, dimension in enumerate(dimensions)
+    }
 
 
-def scale_strides(scale: Tensor | None) -> tuple[int, int, int]:
-    """Return the strides of scales per token and head; static scales have none."""
-    if scale is None or scale.dim() != 3:
-        return 0, 0, 0
-    return scale.stride(0), scale.stride(1), scale.stride(2)
+def dynamic(scale: Tensor | None) -> Tensor | None:
+    """Return scales that each token has of its own; those of heads alone have no strides."""
+    return scale if scale is not None and scale.dim() == 3 else None
 
 
 def dot_type(query: Tensor, mode: int) -> tl.dtype:

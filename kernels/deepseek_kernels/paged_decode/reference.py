@@ -17,14 +17,12 @@ def paged_decode(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     window: int | None,
-    workspace: Tensor | None,
 ) -> Tensor:
     """Return `softmax(query · keys · scale) · values`, `[sequences, heads, head_dim]`.
 
     With a page table and lengths per head (three and two dimensions), every KV head of a
-    sequence has pages of its own. `workspace` is for the kernel.
+    sequence has pages of its own.
     """
-    del workspace
     sequences, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
     grouped = query.float().view(sequences, kv_heads, heads // kv_heads, head_dim)

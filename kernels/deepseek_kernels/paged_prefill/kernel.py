@@ -5,6 +5,8 @@ their sequence by the starts on the device and the rest leave. The longest block
 last tokens, start first.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -17,10 +19,14 @@ from deepseek_kernels.paged_decode.kernel import (
     LOG2_E,
     MODES,
     dot_type,
+    dynamic,
     locate,
     normalised,
-    scale_strides,
+    strides,
 )
+from deepseek_kernels.paged_prefill._device import specialized_prefill_kernel
+
+_SPECIALIZED_DIMS = (64, 128)
 
 
 @triton.jit
@@ -279,6 +285,11 @@ def paged_prefill(
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if out.numel() == 0:
         return out
+    if window is None and _fits_specialized(query, key_cache, value_cache):
+        _launch_specialized(
+            query, key_cache, value_cache, page_table, query_starts, lengths, scale, out
+        )
+        return out
     mode = MODES.get(key_cache.dtype, 0)
     block_d = triton.next_power_of_2(head_dim)
     bytes_per_element = query.element_size() * (3 if mode else 2) // 2
@@ -305,8 +316,8 @@ def paged_prefill(
         *query.stride()[:2],
         *key_cache.stride()[:3],
         *value_cache.stride()[:3],
-        *scale_strides(key_scale),
-        *scale_strides(value_scale),
+        *strides("", dynamic(key_scale), *"psh").values(),
+        *strides("", dynamic(value_scale), *"psh").values(),
         page_table.stride(0),
         query_starts.stride(0),
         lengths.stride(0),
@@ -328,3 +339,71 @@ def paged_prefill(
         num_stages=config["num_stages"],
     )
     return out
+
+
+def _fits_specialized(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+    """Tell whether Hopper's asynchronous matrix products and 16-byte copies apply."""
+    if triton.knobs.runtime.interpret or not _has_wgmma(query.device):
+        return False
+    if query.dtype == torch.float32 or key_cache.dtype != query.dtype:
+        return False
+    strides = (*query.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3])
+    pointers = (query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr())
+    aligned = not any(n % 16 for n in (*strides, *pointers))
+    return aligned and query.shape[2] in _SPECIALIZED_DIMS and _page_step(key_cache) >= 16
+
+
+def _page_step(cache: Tensor) -> int:
+    """Return the largest power of two that divides a page's tokens, at most 64."""
+    page_tokens = cache.shape[1]
+    return min(page_tokens & -page_tokens, 64)
+
+
+@functools.cache
+def _has_wgmma(device: torch.device) -> bool:
+    """Tell whether the device is a Hopper GPU; tensors without storage stand for one."""
+    return device.type == "meta" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+def _launch_specialized(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    page_table: Tensor,
+    query_starts: Tensor,
+    lengths: Tensor,
+    scale: float,
+    out: Tensor,
+) -> None:
+    tokens, heads, head_dim = query.shape
+    sequences = page_table.shape[0]
+    config = pick("paged_prefill_specialized", columns=head_dim)
+    specialized_prefill_kernel[(heads, triton.cdiv(tokens, 128) + sequences)](
+        query,
+        key_cache,
+        value_cache,
+        page_table,
+        query_starts,
+        lengths,
+        out,
+        tokens,
+        sequences,
+        scale * LOG2_E,
+        *query.stride()[:2],
+        *key_cache.stride()[:3],
+        *value_cache.stride()[:3],
+        page_table.stride(0),
+        query_starts.stride(0),
+        lengths.stride(0),
+        PAGE=key_cache.shape[1],
+        STEP=min(_page_step(key_cache), config["tokens"]),
+        HEADS=heads,
+        GROUP=heads // key_cache.shape[2],
+        D=head_dim,
+        BLOCK_SEQUENCES=triton.next_power_of_2(sequences + 1),
+        BLOCK_N=config["tokens"],
+        STAGES=config["stages"],
+        num_warps=4,
+        # Twelve warps share the registers: loading warps give theirs to multiplying ones.
+        maxnreg=168,
+    )
