@@ -230,6 +230,7 @@ def skinny_kernel(
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
     NATIVE: tl.constexpr,
+    ASYNCHRONOUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     i_tile = tl.program_id(0)
@@ -306,7 +307,7 @@ def skinny_kernel(
                 max_num_imprecise_acc=IMPRECISE,
                 out_dtype=ACC,
             )
-            if x_ptr.dtype.element_ty != w_ptr.dtype.element_ty:
+            if ASYNCHRONOUS and x_ptr.dtype.element_ty != w_ptr.dtype.element_ty:
                 b_acc = settle(b_acc, NATIVE)
     release_successor(OVERLAP)
 
@@ -469,6 +470,8 @@ def skinny(
         EVEN=rows % block_n == 0 and columns % block_k == 0,
         STAGES=config["num_stages"],
         NATIVE=overlap,
+        # Four warps share one asynchronous matrix instruction; fewer use the old one.
+        ASYNCHRONOUS=config["num_warps"] >= 4,
         OVERLAP=overlap,
         num_warps=config["num_warps"],
         launch_pdl=overlap,

@@ -17,7 +17,11 @@ NARROW_COLUMNS = 4096
 
 def buckets(tokens: Sequence[int]) -> tuple[dict[str, int], ...]:
     """Return the limits of a table for these numbers of tokens, and of all others."""
-    shapes: tuple[dict[str, int], ...] = ({"n": NARROW_ROWS, "k": NARROW_COLUMNS}, {"n": NARROW_ROWS}, {})
+    shapes: tuple[dict[str, int], ...] = (
+        {"n": NARROW_ROWS, "k": NARROW_COLUMNS},
+        {"n": NARROW_ROWS},
+        {},
+    )
     return (*({"m": count} | shape for count in tokens for shape in shapes), {})
 
 

@@ -261,6 +261,12 @@ def _library_blocks(
     dtype: torch.dtype,
 ) -> Tensor:
     recipe = torch.nn.functional.ScalingType
+    tokens = len(x)
+    padding = -tokens % ALIGNMENT
+    if padding:
+        # The library takes whole multiples only.
+        x = torch.nn.functional.pad(x.view(torch.uint8), (0, 0, 0, padding)).view(x.dtype)
+        x_scale = torch.nn.functional.pad(x_scale, (0, 0, 0, padding))
     out = torch.nn.functional.scaled_mm(
         x,
         weight.t(),
@@ -270,7 +276,7 @@ def _library_blocks(
         weight_scale.t(),
         recipe.BlockWise128x128,
         output_dtype=torch.bfloat16,
-    )
+    )[:tokens]
     if bias is not None:
         out.add_(bias)
     return out.to(dtype)
