@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepseek_worker.errors import InvalidRequest
@@ -272,6 +272,7 @@ MESSAGE_LIKE = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("parse", [parse_chat, parse_completion])
+@settings(deadline=None)
 @given(data=st.data())
 def test_every_body_is_accepted_or_refused_and_nothing_else_happens(
     parse: Any, data: st.DataObject
