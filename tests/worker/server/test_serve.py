@@ -20,7 +20,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from deepseek_worker.main import run
 
-SLOW_START_SECONDS = 60
+# Starting Python with torch alone takes most of a minute where many tests share two processors.
+SLOW_START_SECONDS = 200
+pytestmark = pytest.mark.timeout(300)
 NAME, MODEL_ID = "smollm2", "SmolLM2-135M-Instruct"
 
 
@@ -78,7 +80,7 @@ class Process:
 
     def idle_pages(self) -> float:
         """Pages that a request could have, once nothing runs."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.metric("deepseek_requests_running") + self.metric("deepseek_requests_waiting"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -97,7 +99,7 @@ class Process:
         self.openai.close()
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +210,7 @@ def test_a_worker_loads_answers_drains_and_ends(trained_model: Path, tmp_path: P
         first = next(line for line in lines if line)
         process.process.terminate()
         rest = pool.submit(lambda: [line for line in lines if line])
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         with httpx.Client(base_url=process.url) as other:
             while other.get("/health/ready").status_code != 503:
                 assert time.monotonic() < deadline
@@ -224,7 +226,7 @@ def test_a_worker_loads_answers_drains_and_ends(trained_model: Path, tmp_path: P
     assert (refused.status_code, refused.headers["connection"]) == (503, "close")
     assert refused.headers["retry-after"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert process.process.wait(10) == 0
+    assert process.process.wait(60) == 0
     assert process.last_words.read_text() == ""
     process.stop()
 
@@ -246,7 +248,7 @@ def test_what_takes_longer_than_the_drain_is_told_so(quick_model: Path, tmp_path
 
     assert "shut down before the answer was complete" in last[0]
     assert last[1] == "data: [DONE]"
-    assert process.process.wait(10) == 0
+    assert process.process.wait(60) == 0
     process.stop()
 
 
@@ -267,7 +269,7 @@ def test_a_second_signal_ends_at_once(quick_model: Path, tmp_path: Path) -> None
         while process.health("ready")[1].get("phase") != "draining":
             time.sleep(0.05)
         process.process.terminate()
-        code = process.process.wait(5)
+        code = process.process.wait(30)
         with pytest.raises(httpx.TransportError):
             answer.result()
 
@@ -283,7 +285,7 @@ def test_a_signal_ends_a_load(trained_model: Path, tmp_path: Path) -> None:
 
     process.process.terminate()
 
-    assert process.process.wait(10) == 0
+    assert process.process.wait(60) == 0
     process.stop()
 
 
