@@ -152,8 +152,9 @@ def _target() -> Target:
     if os.environ.get("KUBECONFIG"):
         return _somebodys_cluster()
     cluster = Cluster()
-    cluster.up(metrics=True)
+    # Before the nodes, which then start with the images in place.
     built = images.ensure()
+    cluster.up(metrics=True)
     cluster.load(built.values())
     return Target(str(cluster.kubeconfig), built["operator"], built["worker"], cluster)
 

@@ -30,8 +30,8 @@ def site() -> Iterator[Site]:
     cluster = Cluster(CLUSTER)
     cluster.down()
     try:
-        cluster.up(metrics=True)
         built = images.ensure()
+        cluster.up(metrics=True)
         cluster.load(built.values())
         target = Target(str(cluster.kubeconfig), built["operator"], built["worker"], cluster)
         install(target)

@@ -195,7 +195,7 @@ class Cluster:
         debian.ensure(debian.CONTROL_PLANE, debian.NODES)
         programs.ensure(
             ["pause", "etcd", "kube-apiserver", "kubectl", *COMPONENTS,
-             "kubelet", "kube-proxy", "coredns", "helm"]
+             *store.PROGRAMS, "kubelet", "kube-proxy", "coredns", "helm"]
         )  # fmt: skip
         if metrics:
             programs.ensure(addons.METRICS_PROGRAMS)

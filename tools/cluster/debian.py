@@ -3,16 +3,13 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 
 from cluster.errors import ClusterError
 from cluster.progress import phase
 
 CONTROL_PLANE: Mapping[str, str] = {"openssl": "openssl"}
 NODES: Mapping[str, str] = {
-    "containerd": "containerd",
     "runc": "runc",
     "conntrack": "conntrack",
     "ethtool": "ethtool",
@@ -22,10 +19,6 @@ NODES: Mapping[str, str] = {
     "ip": "iproute2",
     "/usr/lib/cni/ptp": "containernetworking-plugins",
 }
-SERVICES = {"containerd"}
-"""Packages that bring a service of the same name."""
-POLICY = Path("/usr/sbin/policy-rc.d")
-"""Debian asks this program whether a package may start its service."""
 IMAGES: Mapping[str, str] = {
     "buildah": "buildah",
     "debootstrap": "debootstrap",
@@ -46,7 +39,7 @@ def missing(needed: Mapping[str, str]) -> list[str]:
 
 
 def ensure(*groups: Mapping[str, str]) -> None:
-    """Install the packages that are missing, without starting any service of theirs.
+    """Install the packages that are missing; none of them brings a service.
 
     Raises:
         ClusterError: something is missing and this is not root, or apt fails.
@@ -58,29 +51,12 @@ def ensure(*groups: Mapping[str, str]) -> None:
     words = " ".join(packages)
     if os.geteuid() != 0:
         raise ClusterError(f"packages are missing; as root: apt-get install {words}")
-    with phase(f"installed {words}"), _no_services(packages):
+    with phase(f"installed {words}"):
         _apt("update")
         _apt("install", "--yes", "--no-install-recommends", *packages)
     still = missing(needed)
     if still:
         raise ClusterError(f"apt-get installed {words}, but {still} is still not there")
-
-
-@contextmanager
-def _no_services(packages: Iterable[str]) -> Iterator[None]:
-    """Keep the packages' services from starting now, and under systemd from starting later."""
-    own = not POLICY.exists()
-    if own:
-        POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
-        POLICY.chmod(0o755)
-    try:
-        yield
-    finally:
-        if own:
-            POLICY.unlink()
-    services = sorted(SERVICES & set(packages))
-    if services and Path("/run/systemd/system").exists():
-        subprocess.run(["systemctl", "disable", "--quiet", *services], check=False)
 
 
 def _apt(*words: str) -> None:

@@ -89,6 +89,7 @@ def ensure() -> dict[str, str]:
     Raises:
         ClusterError: not root, the disk is too full, or a build fails; the message has its end.
     """
+    programs.ensure(store.PROGRAMS)
     with store.locked(), tempfile.TemporaryDirectory(prefix="deepseek-images-") as folder:
         tree = Path(folder)
         snapshot(places.REPOSITORY, tree)

@@ -142,7 +142,7 @@ class Node:
     def containerd(self) -> Containerd:
         """The node's containerd."""
         held = self._running()
-        return Containerd(tuple(held.command("/usr/bin/ctr", "-n", store.NAMESPACE)))
+        return Containerd(tuple(held.command(programs.path("ctr"), "-n", store.NAMESPACE)))
 
     def prepare(self, authority: Authority, server: str) -> None:
         """Make the node's folder: shared images, certificates and configuration."""
@@ -165,7 +165,7 @@ class Node:
         kubeconfig(part / "kubelet.kubeconfig", server, authority.certificate, kubelet)
         proxy = authority.issue(f"{self.name}-proxy", "system:kube-proxy")
         kubeconfig(part / "kube-proxy.kubeconfig", server, authority.certificate, proxy)
-        (part / "containerd.toml").write_text(_CONTAINERD, encoding="utf-8")
+        (part / "containerd.toml").write_text(_containerd_configuration(), encoding="utf-8")
         for name, document in (
             ("cni/10-pods.conflist", self._pod_network()),
             ("kubelet.json", self._kubelet_configuration()),
@@ -202,7 +202,10 @@ class Node:
         held = self._running()
         num_starts = self._num_containerd_starts()
         held.keep_running(
-            "/var/log/containerd.log", "/usr/bin/containerd", "--config", f"{_OWN}/containerd.toml"
+            "/var/log/containerd.log",
+            f"{_PROGRAMS}/{programs.path('containerd').name}",
+            "--config",
+            f"{_OWN}/containerd.toml",
         )
         # Its socket is there before it answers, and a kubelet that gets no answer ends.
         _wait_for(lambda: self._num_containerd_starts() > num_starts, START_SECONDS,
@@ -330,7 +333,8 @@ class Node:
         }
 
 
-_CONTAINERD = f"""\
+def _containerd_configuration() -> str:
+    return f"""\
 version = 2
 disabled_plugins = ["io.containerd.internal.v1.opt"]
 
@@ -341,6 +345,7 @@ restrict_oom_score_adj = true
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
+runtime_path = "{_PROGRAMS}/{programs.path("containerd-shim-runc-v2").name}"
 
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"

@@ -37,6 +37,7 @@ class Program:
     """Build tags, which leave out what is not needed here."""
 
 
+_CONTAINERD = "github.com/containerd/containerd/v2"
 _KUBERNETES = "k8s.io/kubernetes"
 _PROMETHEUS = "github.com/prometheus/prometheus"
 PROGRAMS = {
@@ -53,6 +54,22 @@ PROGRAMS = {
                 ("kube-scheduler", 0.5),
                 ("kubelet", 1),
                 ("kube-proxy", 0.5),
+            )
+        ),
+        *(
+            Program(
+                name,
+                "containerd",
+                _CONTAINERD,
+                f"{_CONTAINERD}/cmd/{name}",
+                minutes,
+                # Snapshotters that need C libraries, and tracing, are of no use here.
+                tags="no_btrfs,no_devmapper,no_zfs,no_tracing",
+            )
+            for name, minutes in (
+                ("containerd", 2),
+                ("containerd-shim-runc-v2", 0.2),
+                ("ctr", 0.2),
             )
         ),
         Program("helm", "helm", "helm.sh/helm/v4", "helm.sh/helm/v4/cmd/helm", 2),

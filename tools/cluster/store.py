@@ -15,12 +15,13 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import places, processes
+from cluster import places, processes, programs
 from cluster.errors import ClusterError
 from cluster.oci import Containerd, Layout, link
 
 START_SECONDS = 20.0
 NAMESPACE = "k8s.io"
+PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 SEEN_BY_NODES = Path("/run/cluster/store")
 """Where a node must have the store's folder mounted."""
 _BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
@@ -33,8 +34,8 @@ def layout() -> Layout:
 
 
 def folder() -> Path:
-    """The containerd folder that nodes start from."""
-    return places.images() / "store"
+    """The containerd folder that nodes start from; its form is that of one version."""
+    return places.images() / f"store-{programs.path('containerd').name}"
 
 
 @contextmanager
@@ -111,12 +112,14 @@ def _containerd() -> Iterator[Containerd]:
             "store",
             [
                 "/usr/bin/unshare", "--mount", "--propagation", "private", "--fork",
-                "--kill-child", "/usr/bin/containerd", "--config", config,
+                "--kill-child", programs.path("containerd"), "--config", config,
             ],
             places.images(),
             dies_with_parent=True,
         )  # fmt: skip
-        containerd = Containerd(("/usr/bin/ctr", "--address", str(address), "-n", NAMESPACE))
+        containerd = Containerd(
+            (str(programs.path("ctr")), "--address", str(address), "-n", NAMESPACE)
+        )
         try:
             deadline = time.monotonic() + START_SECONDS
             while not address.exists():
