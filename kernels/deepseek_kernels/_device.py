@@ -8,18 +8,26 @@ SMALLEST_SCALE = tl.constexpr(1e-12)
 
 @triton.jit
 def quantization_scale(b_values, axis: tl.constexpr, MAXIMUM: tl.constexpr):
-    """Return the scales of fp32 values reduced along `axis`, which is kept with size 1."""
-    b_magnitude = tl.where(b_values != b_values, float("inf"), tl.abs(b_values))
-    return tl.maximum(tl.max(b_magnitude, axis, keep_dims=True) / MAXIMUM, SMALLEST_SCALE)
+    """Return the scales of fp32 values reduced along `axis`, which is kept with size 1.
+
+    As integers, the bits of magnitudes are ordered like them, with infinity and NaN on top: one
+    maximum finds the largest magnitude and keeps what is not finite.
+    """
+    b_bits = b_values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    b_largest = tl.max(b_bits, axis, keep_dims=True).to(tl.float32, bitcast=True)
+    # A NaN is no number to compare, and stays.
+    return tl.where(b_largest / MAXIMUM < SMALLEST_SCALE, SMALLEST_SCALE, b_largest / MAXIMUM)
 
 
 @triton.jit
 def encode(b_scaled, INTEGER: tl.constexpr):
-    """Round scaled fp32 values to int8 (halves up) or to fp8 e4m3, saturating."""
+    """Round fp32 values that their scale bounds to int8 (halves to even) or to fp8 e4m3.
+
+    The conversion to fp8 saturates and keeps NaN.
+    """
     if INTEGER:
-        b_finite = tl.where(b_scaled != b_scaled, 0.0, b_scaled)
-        b_codes = tl.clamp(tl.floor(b_finite + 0.5), -127.0, 127.0).to(tl.int8)
+        # Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
+        b_codes = (b_scaled + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
     else:
-        b_clamped = tl.clamp(b_scaled, -448.0, 448.0)
-        b_codes = tl.where(b_scaled != b_scaled, b_scaled, b_clamped).to(tl.float8e4nv)
+        b_codes = b_scaled.to(tl.float8e4nv)
     return b_codes

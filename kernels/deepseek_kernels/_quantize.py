@@ -2,8 +2,8 @@
 
 A group of values gets the scale `amax / 448` (fp8 e4m3) or `amax / 127` (int8), so that
 `value = code * scale`. Groups are whole rows or 128 neighbours. A group that holds a value
-that is not finite gets an infinite scale: its values come back as NaN or infinity instead of
-as something plausible.
+that is not finite gets a scale that is not finite: its values come back as NaN or infinity
+instead of as something plausible.
 """
 
 from typing import Final
@@ -46,13 +46,12 @@ def quantize_rows(values: Tensor, dtype: torch.dtype, group_columns: int) -> tup
     """
     rows, columns = values.shape
     grouped = values.view(rows, columns // group_columns, group_columns)
-    magnitude = torch.where(grouped.isnan(), torch.inf, grouped.abs())
-    scale = (magnitude.amax(-1) / MAXIMUM[dtype]).clamp_min(SMALLEST_SCALE)
+    scale = (grouped.abs().amax(-1) / MAXIMUM[dtype]).clamp_min(SMALLEST_SCALE)
     return encode(grouped / scale[..., None], dtype).view(rows, columns), scale
 
 
 def encode(scaled: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round scaled fp32 values to codes; int8 rounds halves up, out of range saturates."""
+    """Round scaled fp32 values to codes, halves to even; out of range saturates."""
     if dtype == torch.int8:
-        return torch.floor(scaled.nan_to_num(0.0) + 0.5).clamp(-127, 127).to(torch.int8)
+        return scaled.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
     return scaled.clamp(-448.0, 448.0).to(dtype)

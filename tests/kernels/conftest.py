@@ -63,7 +63,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _round_fp8_in_interpreter() -> None:
-    """Convert to fp8 e4m3 by torch: triton 3.6's interpreter drops the carry into the exponent."""
+    """Convert to fp8 e4m3 by torch, saturating as a GPU does.
+
+    The interpreter of triton 3.6 drops the carry into the exponent and wraps out of range.
+    """
     from triton import language as tl
     from triton.runtime import interpreter
 
@@ -73,7 +76,7 @@ def _round_fp8_in_interpreter() -> None:
         if input_dtype == tl.float32 and output_dtype == tl.float8e4nv:
             # numpy keeps fp8 as bytes.
             single = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
-            codes = single.to(torch.float8_e4m3fn).view(torch.uint8)
+            codes = single.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
             return codes.numpy().reshape(values.shape)
         return convert(values, input_dtype, output_dtype, rounding)
 
@@ -202,3 +205,62 @@ def compile_sm90(_compiler: subprocess.Popen[str]) -> Callable[..., list[Any]]:
         return [SimpleNamespace(**one) for one in answer["resources"]]
 
     return compile_launches
+
+
+@dataclass
+class PagedCache:
+    """Keys and values of some sequences."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    table: torch.Tensor
+    lengths: torch.Tensor
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
+
+    @property
+    def scales(self) -> dict[str, torch.Tensor | None]:
+        return {"key_scale": self.key_scale, "value_scale": self.value_scale}
+
+
+def fill_pages(
+    lane: Lane,
+    lengths: list[int],
+    kv_heads: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype | None = None,
+    page_tokens: int = 16,
+) -> PagedCache:
+    """Make a cache on random pages; what no sequence owns is NaN, the table past a length -1."""
+    width = max([1, *(-(-length // page_tokens) for length in lengths)])
+    pages = len(lengths) * width + 1
+    order = torch.randperm(pages, device=lane.device)[: len(lengths) * width].int()
+    table = order.view(len(lengths), width)
+    owned = torch.zeros(pages, page_tokens, dtype=torch.bool, device=lane.device)
+    for row, length in zip(table, lengths, strict=True):
+        tokens = torch.arange(length, device=lane.device)
+        owned[row[tokens // page_tokens].long(), tokens % page_tokens] = True
+        row[-(-length // page_tokens) :] = -1
+    shape = (pages, page_tokens, kv_heads, head_dim)
+    keys, values = (lane.randn(*shape, dtype=torch.float32) for _ in range(2))
+    scales: list[torch.Tensor | None] = [None, None]
+    if dtype == torch.int8:
+        keys, values = ((one * 40).round().clamp(-127, 127) for one in (keys, values))
+        scales = [torch.rand(shape[:3], device=lane.device) / 50 + 0.001 for _ in range(2)]
+        for scale in scales:
+            scale[~owned] = torch.nan
+    else:
+        keys[~owned] = torch.nan
+        values[~owned] = torch.nan
+        if dtype == torch.float8_e4m3fn:
+            scales = [torch.rand(kv_heads, device=lane.device) + 0.5 for _ in range(2)]
+    keys, values = (one.to(dtype or lane.dtype) for one in (keys, values))
+    lengths = torch.tensor(lengths, dtype=torch.int32, device=lane.device)
+    return PagedCache(keys, values, table, lengths, *scales)
+
+
+@pytest.fixture(scope="session")
+def paged_cache() -> Callable[..., PagedCache]:
+    """Make the KV cache of some sequences: `paged_cache(lane, lengths, kv_heads, head_dim)`."""
+    return fill_pages

@@ -1,8 +1,15 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from deepseek_kernels import sample
 from deepseek_kernels.sampling import cost, kernel, reference
+
+
+def cpu_lane():
+    """What the tests of references use of a lane."""
+    return SimpleNamespace(device="cpu", dtype=torch.float32, randn=torch.randn)
 
 
 def arguments(lane, rows, **changes):
@@ -38,13 +45,26 @@ FILTERS = {
 
 
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
-def test_draws_the_reference_tokens(lane, filters):
-    logits = lane.randn(2, 1100) * 3
-    given = arguments(lane, 2, **filters)
+def test_draws_the_reference_tokens(one_lane, filters):
+    logits = one_lane.randn(2, 1100) * 3
+    given = arguments(one_lane, 2, **filters)
 
     tokens = sample(logits, **given)
 
     assert torch.equal(tokens, reference.sample(logits, **given))
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 50, "top_p": 0.95}, {"top_p": 0.9}], ids=str)
+def test_usual_rows_are_not_searched_by_bisection(monkeypatch, filters):
+    lane = cpu_lane()
+
+    def refuse(*_):
+        raise AssertionError("a usual row was searched by bisection")
+
+    monkeypatch.setattr(kernel, "_drawn_by_bisection", refuse)
+    logits = lane.randn(3, 2000) * 3
+
+    sample(logits, **arguments(lane, 3, **filters))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 513])
@@ -103,8 +123,7 @@ def test_frequencies_follow_the_probabilities():
 
 def test_only_kept_tokens_are_drawn():
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, 2.0]]).repeat(200, 1)
-    lane_like = type("Cpu", (), {"device": "cpu"})
-    given = arguments(lane_like, 200, top_k=2, temperature=5.0)
+    given = arguments(cpu_lane(), 200, top_k=2, temperature=5.0)
 
     tokens = set(reference.sample(logits, **given).tolist())
 
@@ -150,12 +169,12 @@ def test_no_rows(lane):
 @pytest.mark.gpu
 def test_full_vocabulary_draws_the_reference_tokens():
     torch.manual_seed(20)
-    lane_like = type("Cuda", (), {"device": "cuda"})
+    lane = SimpleNamespace(device="cuda")
     for rows in (3, 64):
         for filters in ({"top_k": 50, "top_p": 0.95}, {"top_p": 0.9}, {"top_k": 5000}, {}):
             for scale in (0.5, 2.5):
                 logits = (torch.randn(rows, 151_936, device="cuda") * scale).bfloat16()
-                given = arguments(lane_like, rows, **filters)
+                given = arguments(lane, rows, **filters)
                 assert torch.equal(sample(logits, **given), reference.sample(logits, **given))
 
 
@@ -178,8 +197,7 @@ def test_operation_runs_by_the_dispatcher_too(one_lane):
     ],
 )
 def test_wrong_arguments_are_named(change, message):
-    lane_like = type("Cpu", (), {"device": "cpu"})
-    given = {"logits": torch.zeros(2, 9)} | arguments(lane_like, 2) | change
+    given = {"logits": torch.zeros(2, 9)} | arguments(cpu_lane(), 2) | change
 
     with pytest.raises(ValueError, match=message):
         sample(**given)

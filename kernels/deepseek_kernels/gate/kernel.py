@@ -21,7 +21,9 @@ def _gated(p_row, o_columns, N: tl.constexpr):
     b_gate = tl.load(p_row + o_columns, mask=m_columns, other=0.0, eviction_policy="evict_first")
     b_up = tl.load(p_row + N + o_columns, mask=m_columns, other=0.0, eviction_policy="evict_first")
     b_gate = b_gate.to(tl.float32)
-    return b_gate * tl.sigmoid(b_gate) * b_up.to(tl.float32)
+    # A square of 1 / sqrt takes two instructions where a division takes six.
+    b_root = tl.rsqrt(1.0 + tl.exp(-b_gate))
+    return b_gate * (b_root * b_root) * b_up.to(tl.float32)
 
 
 @triton.jit
@@ -84,8 +86,9 @@ def silu_mul_row_kernel(
         b_main = _gated(p_row, o_main, N)
         b_rest = _gated(p_row, o_rest, N)
         b_scale = tl.maximum(
-            tl.max(quantization_scale(b_main, 0, MAXIMUM), 0),
-            tl.max(quantization_scale(b_rest, 0, MAXIMUM), 0),
+            tl.sum(quantization_scale(b_main, 0, MAXIMUM), 0),
+            tl.sum(quantization_scale(b_rest, 0, MAXIMUM), 0),
+            propagate_nan=tl.PropagateNan.ALL,
         )
         b_inverse = 1.0 / b_scale
         tl.store(p_out + o_main, encode(b_main * b_inverse, INTEGER), mask=o_main < N)
@@ -125,7 +128,7 @@ def _launch_rows(gate_up: Tensor, out: Tensor, scale: Tensor) -> None:
     main = max(triton.next_power_of_2(columns) // 2, 1)
     rest = triton.next_power_of_2(max(columns - main, 1))
     row_bytes = 2 * (main + rest) * gate_up.element_size()
-    resident = min(8, PIPELINE_BYTES // row_bytes)
+    resident = min(8, PIPELINE_BYTES // (2 * row_bytes))
     programs = multiprocessors(gate_up.device) * max(1, resident)
     silu_mul_row_kernel[(min(tokens, programs),)](
         gate_up,
@@ -139,7 +142,7 @@ def _launch_rows(gate_up: Tensor, out: Tensor, scale: Tensor) -> None:
         REST=rest,
         MAXIMUM=MAXIMUM[out.dtype],
         INTEGER=out.dtype == torch.int8,
-        STAGES=2 if resident else 1,
+        STAGES=3 if resident else 1,
         num_warps=max(4, min(16, main // 1024)),
     )
 

@@ -30,29 +30,33 @@ def _angles(cos_sin_ptr, i_position, num_positions, ROTARY: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def _rotated(
-    p_rows,
-    m_rows,
-    b_cos,
-    b_sin,
-    ROTARY: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+def _pairs(
+    p_rows, m_rows, ROTARY: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr
 ):
-    """Load the rotary columns of rows at `p_rows`, `[rows, 1]`, and return both rotated parts."""
+    """Load the rotary columns of rows at `p_rows`, `[rows, 1]`, as firsts and seconds of pairs."""
     HALF: tl.constexpr = ROTARY // 2
     o_half = tl.arange(0, BLOCK_HALF)[None, :]
     if INTERLEAVED:
         # Pairs are neighbours and ROTARY is a power of two: one load, then split.
         o_pairs = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         b_pairs = tl.load(p_rows + o_pairs, mask=m_rows & (o_pairs < ROTARY), other=0.0)
-        b_pairs = b_pairs.to(tl.float32)
         b_first, b_second = tl.split(tl.reshape(b_pairs, [b_pairs.shape[0], BLOCK_HALF, 2]))
     else:
         m_half = m_rows & (o_half < HALF)
-        b_first = tl.load(p_rows + o_half, mask=m_half, other=0.0).to(tl.float32)
-        b_second = tl.load(p_rows + HALF + o_half, mask=m_half, other=0.0).to(tl.float32)
+        b_first = tl.load(p_rows + o_half, mask=m_half, other=0.0)
+        b_second = tl.load(p_rows + HALF + o_half, mask=m_half, other=0.0)
+    return b_first.to(tl.float32), b_second.to(tl.float32)
+
+
+@triton.jit
+def _rotated(b_first, b_second, b_cos, b_sin):
     return b_first * b_cos - b_second * b_sin, b_second * b_cos + b_first * b_sin
+
+
+@triton.jit
+def _larger(b_one, b_other):
+    """Return the larger scale, or NaN if either is."""
+    return tl.maximum(b_one, b_other, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -145,13 +149,15 @@ def rope_kv_write_kernel(
     i_token = tl.program_id(0).to(tl.int64)
     i_block = tl.program_id(1)
     i_position = tl.load(positions_ptr + i_token)
-    b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
 
+    # Everything that does not need the position is loaded before what waits for it.
     if i_block < QUERY_BLOCKS:
         o_heads = i_block * BLOCK_QUERY + tl.arange(0, BLOCK_QUERY)
         m_heads = (o_heads < QUERY_HEADS)[:, None]
         p_rows = (query_ptr + i_token * stride_query_token) + (o_heads * stride_query_head)[:, None]
-        b_first, b_second = _rotated(p_rows, m_heads, b_cos, b_sin, ROTARY, BLOCK_HALF, INTERLEAVED)
+        b_first, b_second = _pairs(p_rows, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
+        b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
+        b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
         _store_rotated(p_rows, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, FLOAT)
     else:
         i_slot = tl.load(slots_ptr + i_token)
@@ -170,13 +176,13 @@ def rope_kv_write_kernel(
             p_value = (value_ptr + i_token * stride_value_token) + (o_heads * stride_value_head)[
                 :, None
             ]
-            b_first, b_second = _rotated(
-                p_key, m_heads, b_cos, b_sin, ROTARY, BLOCK_HALF, INTERLEAVED
-            )
+            b_first, b_second = _pairs(p_key, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
             b_rest = tl.zeros([BLOCK_KV, BLOCK_REST], tl.float32)
             if HEAD_DIM > ROTARY:
                 b_rest = tl.load(p_key + o_rest, mask=m_rest, other=0.0).to(tl.float32)
             b_value = tl.load(p_value + o_dim, mask=m_dim, other=0.0).to(tl.float32)
+            b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
+            b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
 
             p_key_cache = (
                 key_cache_ptr + i_page * stride_key_cache_page + i_offset * stride_key_cache_slot
@@ -188,10 +194,10 @@ def rope_kv_write_kernel(
             ) + (o_heads * stride_value_cache_head)[:, None]
 
             if MODE == INT8:
-                b_key_scale = tl.maximum(
+                b_key_scale = _larger(
                     quantization_scale(b_first, 1, 127.0), quantization_scale(b_second, 1, 127.0)
                 )
-                b_key_scale = tl.maximum(b_key_scale, quantization_scale(b_rest, 1, 127.0))
+                b_key_scale = _larger(b_key_scale, quantization_scale(b_rest, 1, 127.0))
                 b_value_scale = quantization_scale(b_value, 1, 127.0)
                 p_key_scale = (
                     key_scale_ptr
@@ -254,13 +260,15 @@ def mla_rope_kv_write_kernel(
     i_token = tl.program_id(0).to(tl.int64)
     i_block = tl.program_id(1)
     i_position = tl.load(positions_ptr + i_token)
-    b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
 
+    # Everything that does not need the position is loaded before what waits for it.
     if i_block < QUERY_BLOCKS:
         o_heads = i_block * BLOCK_QUERY + tl.arange(0, BLOCK_QUERY)
         m_heads = (o_heads < HEADS)[:, None]
         p_rows = (query_ptr + i_token * stride_query_token) + (o_heads * stride_query_head)[:, None]
-        b_first, b_second = _rotated(p_rows, m_heads, b_cos, b_sin, ROTARY, BLOCK_HALF, INTERLEAVED)
+        b_first, b_second = _pairs(p_rows, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
+        b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
+        b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
         _store_rotated(p_rows, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, FLOAT)
     else:
         i_slot = tl.load(slots_ptr + i_token)
@@ -277,9 +285,9 @@ def mla_rope_kv_write_kernel(
             o_one = tl.arange(0, 1)[:, None]
             m_one = o_one < 1
             p_key = (key_ptr + i_token * stride_key_token) + o_one
-            b_first, b_second = _rotated(
-                p_key, m_one, b_cos, b_sin, ROTARY, BLOCK_HALF, INTERLEAVED
-            )
+            b_first, b_second = _pairs(p_key, m_one, ROTARY, BLOCK_HALF, INTERLEAVED)
+            b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
+            b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
             if HAS_SCALE:
                 b_scale = tl.load(scale_ptr)
                 b_latent = b_latent * (1.0 / b_scale)

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
-from deepseek_kernels.sampling.reference import GREEDY_TEMPERATURE, MASS_SCALE, ROUNDS
+from deepseek_kernels.sampling.reference import GREEDY_TEMPERATURE, MASS_SCALE
 
 _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _SCALE = tl.constexpr(MASS_SCALE)
-_ROUNDS = tl.constexpr(ROUNDS)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _COUNT_SHIFT = tl.constexpr(45)
 """Count and mass share 64 bits: fewer than 2^18 logits of mass up to 2^27 sum below 2^45."""
@@ -31,7 +30,6 @@ _NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 MAX_SPLITS = 128
 CAPACITY = 1024
-SHORT_CAPACITY = 256
 COLLECTED_K = 512
 """Up to this k the list holds all of the top k, so that top-p can be decided in it."""
 
@@ -50,7 +48,9 @@ def _wait(PDL: tl.constexpr):
     """Wait for the kernel before, then let the next one start.
 
     What a kernel reads before it waits must be older than the kernel before it: `bounds` waits
-    first of all, so the arguments of `sample` are that old for the kernels after it.
+    first of all, so the arguments of `sample` are that old for the kernels after it. What it
+    reads after must not come from the first-level cache (`.cg`): the kernel before, on the same
+    multiprocessor, may have left an older copy of the line there.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -76,7 +76,7 @@ def _load_scaled(p_row, o_tokens, m_tokens, b_inverse):
 @triton.jit
 def _mass(b_scaled, b_largest):
     b_share = tl.where(b_scaled > float("-inf"), tl.exp(b_scaled - b_largest), 0.0)
-    return (b_share * _SCALE).to(tl.int64)
+    return (b_share * _SCALE + 0.5).to(tl.int64)
 
 
 @triton.jit
@@ -93,20 +93,34 @@ def _least(min_p_ptr, i_row, is_greedy):
 
 
 @triton.jit
+def _row_keys(i_seed, i_position):
+    """Return two 32-bit keys of a row from Philox4x32."""
+    b_zero = (i_position * 0).to(tl.uint32)
+    b_low = (i_position & 0xFFFFFFFF).to(tl.uint32)
+    b_high = ((i_position >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    b_first, b_second, _, _ = tl.philox(i_seed, b_low, b_high, b_zero, b_zero)
+    return b_first, b_second
+
+
+@triton.jit
+def _mixed(b_bits):
+    """Mix 32 bits: the finaliser of MurmurHash3, a bijection."""
+    b_bits ^= b_bits >> 16
+    b_bits = tl.mul(b_bits, 0x85EBCA6B, sanitize_overflow=False)
+    b_bits ^= b_bits >> 13
+    b_bits = tl.mul(b_bits, 0xC2B2AE35, sanitize_overflow=False)
+    return b_bits ^ (b_bits >> 16)
+
+
+@triton.jit
 def _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy):
-    """Return scaled logits, with Gumbel noise from Philox2x32 unless the row is greedy."""
+    """Return scaled logits, with Gumbel noise unless the row is greedy."""
     if is_greedy:
         b_scores = b_scaled
     else:
-        b_bits = o_tokens.to(tl.uint32, bitcast=True)
-        b_other = b_bits * 0 + ((i_position ^ (i_seed >> 32)) & 0xFFFFFFFF).to(tl.uint32)
-        b_key = (i_seed & 0xFFFFFFFF).to(tl.uint32)
-        for _ in tl.static_range(_ROUNDS):
-            b_high = tl.umulhi(b_bits, 0xD256D193)
-            b_low = tl.mul(b_bits, 0xD256D193, sanitize_overflow=False)
-            b_bits = b_high ^ b_key ^ b_other
-            b_other = b_low
-            b_key = tl.add(b_key, 0x9E3779B9, sanitize_overflow=False)
+        b_first, b_second = _row_keys(i_seed, i_position)
+        b_bits = _mixed(o_tokens.to(tl.uint32, bitcast=True) ^ b_first)
+        b_bits = _mixed(b_bits ^ b_second)
         b_uniform = (b_bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
         b_uniform = tl.minimum(b_uniform, 1.0 - 5.9604644775390625e-08)
         b_small = b_uniform + b_uniform * b_uniform * 0.5
@@ -134,8 +148,10 @@ def _row_bounds(bounds_ptr, i_row, num_splits, MAX_SPLITS: tl.constexpr):
     """Return the largest and the smallest finite logit of a row from its splits'."""
     o_splits = tl.arange(0, MAX_SPLITS)
     p_bounds = bounds_ptr + i_row * (2 * MAX_SPLITS) + o_splits
-    b_largest = tl.load(p_bounds, mask=o_splits < num_splits, other=float("-inf"))
-    b_smallest = tl.load(p_bounds + MAX_SPLITS, mask=o_splits < num_splits, other=float("inf"))
+    m_splits = o_splits < num_splits
+    b_largest = tl.load(p_bounds, mask=m_splits, other=float("-inf"), cache_modifier=".cg")
+    p_smallest = p_bounds + MAX_SPLITS
+    b_smallest = tl.load(p_smallest, mask=m_splits, other=float("inf"), cache_modifier=".cg")
     return tl.max(b_largest, 0), tl.min(b_smallest, 0)
 
 
@@ -177,8 +193,8 @@ def _interval(
     b_most = b_least
     for i_level in tl.static_range(LEVEL):
         o_level = (i_row * LEVELS + i_level) * PIVOTS + o_pivots
-        b_sums = tl.load(sums_ptr + o_level)
-        b_pivots = tl.load(pivots_ptr + o_level)
+        b_sums = tl.load(sums_ptr + o_level, cache_modifier=".cg")
+        b_pivots = tl.load(pivots_ptr + o_level, cache_modifier=".cg")
         if i_level == 0:
             if not is_k:
                 b_target = tl.max(b_sums, 0) * b_p
@@ -388,6 +404,8 @@ def collect_kernel(
         b_least = _least(min_p_ptr, i_row, is_greedy)
         i_seed = tl.load(seeds_ptr + i_row)
         i_position = tl.load(positions_ptr + i_row)
+        # A list of all of the top k needs no sums of what is not in it.
+        is_summed = (is_k | is_p) & ((~is_k) | (b_k > COLLECTED_K))
         p_row = logits_ptr + i_row * stride_logits
         i_first = i_split * split_tokens
         i_end = tl.minimum(i_first + split_tokens, vocabulary)
@@ -401,10 +419,11 @@ def collect_kernel(
                 m_better = m_certain & (b_scaled - b_largest >= b_least) & (b_tile > b_scores)
                 b_scores = tl.where(m_better, b_tile, b_scores)
                 b_tokens = tl.where(m_better, o_tokens, b_tokens)
-            if is_k | is_p:
+            if is_summed:
                 b_unit = _counted_mass(b_scaled, b_largest)
                 b_total += b_unit
                 b_certain += tl.where(m_certain, b_unit, 0)
+            if is_k | is_p:
                 m_listed = m_finite & (b_scaled >= b_low) & (b_scaled < b_high)
                 p_length = lengths_ptr + i_row + o_tokens * 0
                 o_list = tl.atomic_add(p_length, 1, mask=m_listed, sem="relaxed")
@@ -443,16 +462,17 @@ def _drawn_from_list(
     """
     o_list = tl.arange(0, CAPACITY)
     m_list = o_list < num_listed
-    b_values = tl.load(p_values + o_list, mask=m_list, other=float("-inf"))
-    o_tokens = tl.load(p_tokens + o_list, mask=m_list, other=_NO_TOKEN)
+    b_values = tl.load(p_values + o_list, mask=m_list, other=float("-inf"), cache_modifier=".cg")
+    o_tokens = tl.load(p_tokens + o_list, mask=m_list, other=_NO_TOKEN, cache_modifier=".cg")
     b_sorted = tl.sort(b_values, descending=True)
     b_masses = _mass(b_sorted, b_largest)
     b_mass = b_certain & _MASS_MASK
     b_threshold = float("-inf")
     is_found = True
     if is_k:
-        # A row of fewer than k finite logits keeps them all.
-        i_last = tl.minimum(b_k, b_total >> _COUNT_SHIFT) - 1 - (b_certain >> _COUNT_SHIFT)
+        # A row of fewer than k finite logits keeps them all, and then lists them all.
+        b_above = b_certain >> _COUNT_SHIFT
+        i_last = tl.minimum(b_k, tl.maximum(b_total >> _COUNT_SHIFT, num_listed)) - 1 - b_above
         is_found = (i_last >= 0) & (i_last < num_listed)
         b_threshold = tl.max(tl.where(o_list == i_last, b_sorted, float("-inf")), 0)
         b_total = b_mass + tl.sum(tl.where(b_sorted >= b_threshold, b_masses, 0), 0)
@@ -579,7 +599,6 @@ def finish_kernel(
     num_splits,
     MAX_SPLITS: tl.constexpr,
     CAPACITY: tl.constexpr,
-    SHORT_CAPACITY: tl.constexpr,
     COLLECTED_K: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -597,21 +616,26 @@ def finish_kernel(
         o_splits = tl.arange(0, MAX_SPLITS)
         m_splits = o_splits < num_splits
         o_best = i_row * MAX_SPLITS + o_splits
-        b_scores = tl.load(best_scores_ptr + o_best, mask=m_splits, other=float("-inf"))
-        b_tokens = tl.load(best_tokens_ptr + o_best, mask=m_splits, other=_NO_TOKEN)
+        p_scores = best_scores_ptr + o_best
+        p_best = best_tokens_ptr + o_best
+        b_scores = tl.load(p_scores, mask=m_splits, other=float("-inf"), cache_modifier=".cg")
+        b_tokens = tl.load(p_best, mask=m_splits, other=_NO_TOKEN, cache_modifier=".cg")
         b_score, b_token = _best(b_scores, b_tokens)
         is_found = True
         if is_k | is_p:
-            num_listed = tl.load(lengths_ptr + i_row)
-            p_exact = exact_ptr + i_row * (2 * MAX_SPLITS) + o_splits
-            b_total = tl.sum(tl.load(p_exact, mask=m_splits, other=0), 0)
-            b_certain = tl.sum(tl.load(p_exact + MAX_SPLITS, mask=m_splits, other=0), 0)
+            num_listed = tl.load(lengths_ptr + i_row, cache_modifier=".cg")
+            p_total = exact_ptr + i_row * (2 * MAX_SPLITS) + o_splits
+            p_certain = p_total + MAX_SPLITS
+            b_total = tl.load(p_total, mask=m_splits, other=0, cache_modifier=".cg")
+            b_certain = tl.load(p_certain, mask=m_splits, other=0, cache_modifier=".cg")
+            b_total = tl.sum(b_total, 0)
+            b_certain = tl.sum(b_certain, 0)
             p_values = values_ptr + i_row * CAPACITY
             p_tokens = tokens_ptr + i_row * CAPACITY
             is_nested = is_k & is_p & (b_k > COLLECTED_K)
             if is_nested | (num_listed > CAPACITY):
                 is_found = False
-            elif num_listed > SHORT_CAPACITY:
+            elif num_listed > CAPACITY // 2:
                 b_list_score, b_list_token, is_found = _drawn_from_list(
                     p_values,
                     p_tokens,
@@ -630,6 +654,25 @@ def finish_kernel(
                     CAPACITY,
                 )
                 b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
+            elif num_listed > CAPACITY // 4:
+                b_list_score, b_list_token, is_found = _drawn_from_list(
+                    p_values,
+                    p_tokens,
+                    num_listed,
+                    b_k,
+                    b_p,
+                    is_k,
+                    is_p,
+                    b_total,
+                    b_certain,
+                    b_largest,
+                    b_least,
+                    i_seed,
+                    i_position,
+                    is_greedy,
+                    CAPACITY // 2,
+                )
+                b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
             else:
                 b_list_score, b_list_token, is_found = _drawn_from_list(
                     p_values,
@@ -646,7 +689,7 @@ def finish_kernel(
                     i_seed,
                     i_position,
                     is_greedy,
-                    SHORT_CAPACITY,
+                    CAPACITY // 4,
                 )
                 b_score, b_token = _better(b_score, b_token, b_list_score, b_list_token)
         if not is_found:
@@ -770,7 +813,6 @@ def sample(
         stride,
         splits,
         CAPACITY=CAPACITY,
-        SHORT_CAPACITY=SHORT_CAPACITY,
         COLLECTED_K=COLLECTED_K,
         BLOCK=2048,
         **options,

@@ -6,9 +6,10 @@ probability is at least min_p of the largest. Equal logits are kept or dropped t
 kept set is everything from one threshold up and does not depend on how ties are sorted.
 
 Among the kept, the token with the largest `logit + noise` is drawn, the lowest on a tie. The
-noise is Gumbel's, made from seed, position and token alone: a row draws the same token in any
-batch. Rows of temperature 0 (under 1e-5) take the largest logit. NaN counts as minus infinity,
-infinity as the largest finite number; a row of nothing else gives token 0.
+noise is Gumbel's and made from seed, position and token alone: Philox makes two keys of the
+first two, and a hash of token and keys the noise. So a row draws the same token in any batch.
+Rows of temperature 0 (under 1e-5) take the largest logit. NaN counts as minus infinity, infinity
+as the largest finite number; a row of nothing else gives token 0.
 
 Probabilities are summed in integers of 2^-27 of the largest, so that the order of summation
 does not matter.
@@ -19,9 +20,6 @@ from torch import Tensor
 
 GREEDY_TEMPERATURE = 1e-5
 MASS_SCALE = 2.0**27
-ROUNDS = 7
-"""Philox rounds; seven pass BigCrush."""
-
 _LARGEST = torch.finfo(torch.float32).max
 _WORD = 0xFFFFFFFF
 
@@ -58,7 +56,9 @@ def sample(
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     """Return noise `[rows, vocabulary]` fp32: minus the log of an exponential variate."""
-    bits = _philox(seeds, positions, vocabulary).float()
+    first, second = _row_keys(seeds, positions)
+    tokens = torch.arange(vocabulary, device=seeds.device)[None, :]
+    bits = _mixed(_mixed(tokens ^ first[:, None]) ^ second[:, None]).float()
     uniform = ((bits + 0.5) * 2.0**-32).clamp_max(1.0 - 2.0**-24)
     # -log(1 - u) loses all digits of a small u, and small ones win.
     small = uniform + uniform * uniform * 0.5
@@ -73,7 +73,7 @@ def _scaled(logits: Tensor, inverse_temperature: Tensor) -> Tensor:
 
 def _mass(scaled: Tensor, largest: Tensor) -> Tensor:
     share = torch.exp(scaled - largest).nan_to_num(0.0)
-    return (share * MASS_SCALE).long()
+    return (share * MASS_SCALE + 0.5).long()
 
 
 def _top_k_threshold(ordered: Tensor, top_k: Tensor) -> Tensor:
@@ -93,21 +93,26 @@ def _top_p_threshold(ordered: Tensor, largest: Tensor, top_k: Tensor, top_p: Ten
     return torch.where(top_p[:, None] < 1.0, ordered.gather(-1, short), -torch.inf)
 
 
-def _philox(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Return a 32-bit word a token: the first of Philox2x32.
+def _row_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first two words of Philox4x32-10 with key seed and counter position."""
+    c0, c1 = positions & _WORD, (positions >> 32) & _WORD
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = seeds & _WORD, (seeds >> 32) & _WORD
+    for _ in range(10):
+        low0, high0 = _multiply(0xD2511F53, c0)
+        low2, high2 = _multiply(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c0, c1
 
-    The counter is the token and the position, the key the low half of the seed; the high half
-    is mixed into the position.
-    """
-    tokens = torch.arange(vocabulary, device=seeds.device)[None, :]
-    bits = tokens.expand(seeds.shape[0], -1)
-    other = ((positions ^ (seeds >> 32)) & _WORD)[:, None].expand_as(bits)
-    key = seeds[:, None] & _WORD
-    for _ in range(ROUNDS):
-        low, high = _multiply(0xD256D193, bits)
-        bits, other = high ^ key ^ other, low
-        key = (key + 0x9E3779B9) & _WORD
-    return bits
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Mix 32 bits: the finaliser of MurmurHash3, a bijection."""
+    bits = bits ^ (bits >> 16)
+    bits = (bits * 0x85EBCA6B) & _WORD
+    bits = bits ^ (bits >> 13)
+    bits = (bits * 0xC2B2AE35) & _WORD
+    return bits ^ (bits >> 16)
 
 
 def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,34 @@
+"""The tuner needs a GPU to measure; what it may write is checked without one."""
+
+import pytest
+import torch
+
+from deepseek_kernels import _configs, tuning
+
+
+@pytest.mark.parametrize("op", tuning.spaces())
+def test_spaces_make_tables_that_cover_every_size(op):
+    space = tuning.spaces()[op]
+
+    assert space.buckets[-1] == {}
+    for bucket in space.buckets:
+        assert 1 <= len(space.candidates(bucket)) <= 12
+
+
+@pytest.mark.parametrize("op", tuning.spaces())
+def test_tables_hold_what_their_space_offers(op):
+    names = {name for one in tuning.spaces()[op].candidates({}) for name in one}
+
+    for bucket in _configs.table(op):
+        assert names <= set(bucket.config), bucket
+
+
+@pytest.mark.gpu
+def test_tuner_picks_a_candidate_for_each_bucket():
+    space = tuning.spaces()["gate"]
+
+    made = tuning.tune(space)
+
+    assert [row["limits"] for row in made["buckets"]] == list(space.buckets)
+    assert all(row["config"] in space.candidates({}) for row in made["buckets"])
+    assert made["gpu"] == torch.cuda.get_device_name()
