@@ -21,6 +21,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+# As `deepseek-worker serve` sets it, for both sides; OpenMP reads it when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -238,6 +241,7 @@ def run_cpu(rounds: int) -> dict[str, Any]:
         "gpu": None,
         "cpu": processor(),
         "threads": threads,
+        "environment": {"GOMP_SPINCOUNT": os.environ["GOMP_SPINCOUNT"]},
         "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -274,11 +278,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write and print; 1 when a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true", required=True, help="measure on the CPU")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of both")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds a row (5)")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "benchmarks" / "results" / "cpu" / "engine.json"
     )
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     result = run_cpu(options.rounds)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=2) + "\n")
