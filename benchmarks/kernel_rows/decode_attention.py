@@ -1,6 +1,6 @@
 """Decode attention over pages: GQA in three precisions, page-sparse, and MLA.
 
-Pages lie in a pool of several layers in random order, as in the worker. The calls of a row are
+Pages lie in a pool of several layers in random order, head after head. The calls of a row are
 the layers of a step: each reads a pool of its own, all by the same page table and lengths.
 """
 

@@ -51,7 +51,6 @@ def mla_decode_kernel(
     PAGE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
-    SWAPPED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -66,8 +65,9 @@ def mla_decode_kernel(
     BLOCK_N: tl.constexpr,
     LEAST_TILES: tl.constexpr,
 ):
-    # Swapped, tokens and latents are the rows of the products and a few heads the columns: the
-    # matrix units then take both operands from shared memory.
+    # With few heads there are registers to load pages a tile ahead, so that rows wait for
+    # nothing, and to add weights per column, so that the warps meet only after the last tile.
+    FEW: tl.constexpr = BLOCK_H < 64
     # An 8-bit cache is read as pairs, columns 2i and 2i + 1 in one 16-bit element.
     STEP: tl.constexpr = 2 if PAIRS else 1
     BLOCK_C: tl.constexpr = LATENT // STEP
@@ -120,30 +120,27 @@ def mla_decode_kernel(
             if HAS_SCALE:
                 factor = tl.load(cache_scale_ptr)
         b_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
-        # Sums stay per column to the end: adding columns would make the warps wait each tile.
-        b_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
-        b_acc = tl.zeros([BLOCK_C, BLOCK_H] if SWAPPED else [BLOCK_H, BLOCK_C], tl.float32)
+        b_sums = tl.zeros([BLOCK_H, BLOCK_N if FEW else 1], tl.float32)
+        b_acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
 
         p_table = table_ptr + i_sequence * stride_table
         first = (tile - item_begin) * BLOCK_N
-        # The next tile's pages are loaded a tile ahead, so that its rows wait for nothing.
         o_n = first + tl.arange(0, BLOCK_N)
         b_page = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0)
         for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
             o_n = start + tl.arange(0, BLOCK_N)
             m_n = o_n < length
+            if not FEW:
+                b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)
             o_token = b_page.to(tl.int64) * stride_page + (o_n % PAGE) * stride_slot
             p_row = cache_ptr + o_token[:, None]
-            o_next = o_n + BLOCK_N
-            b_page = tl.load(p_table + o_next // PAGE, mask=o_next < length, other=0)
+            if FEW:
+                o_next = o_n + BLOCK_N
+                b_page = tl.load(p_table + o_next // PAGE, mask=o_next < length, other=0)
             b_latent = tl.load(p_row + o_c[None, :], mask=m_n[:, None], other=0)
             b_key = tl.load(p_row + BLOCK_C + o_r[None, :], mask=m_n[:, None], other=0)
 
-            if SWAPPED:
-                b_scores = tl.dot(b_latent, tl.trans(b_query), input_precision="ieee")
-                b_scores = tl.dot(b_key, tl.trans(b_rope), b_scores, input_precision="ieee")
-                b_scores = tl.trans(b_scores)
-            elif PAIRS:
+            if PAIRS:
                 b_even = half(b_latent, False, FP8, ASSEMBLY).to(DOT)
                 b_odd = half(b_latent, True, FP8, ASSEMBLY).to(DOT)
                 b_key_even = half(b_key, False, FP8, ASSEMBLY).to(DOT)
@@ -161,14 +158,12 @@ def mla_decode_kernel(
             b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
             b_old = tl.exp2(b_max - b_safe)
             b_weights = tl.exp2(b_scores - b_safe[:, None])
-            b_sums = b_sums * b_old[:, None] + b_weights
+            b_added = b_weights if FEW else tl.sum(b_weights, 1, keep_dims=True)
+            b_sums = b_sums * b_old[:, None] + b_added
             b_max = b_new
             b_weights = b_weights.to(DOT)
-            b_acc *= b_old[None, :] if SWAPPED else b_old[:, None]
-            if SWAPPED:
-                b_turned = tl.trans(b_weights)
-                b_acc = tl.dot(tl.trans(b_latent), b_turned, b_acc, input_precision="ieee")
-            elif PAIRS:
+            b_acc *= b_old[:, None]
+            if PAIRS:
                 b_acc_odd *= b_old[:, None]
                 b_acc = tl.dot(b_weights, b_even, b_acc, input_precision="ieee")
                 b_acc_odd = tl.dot(b_weights, b_odd, b_acc_odd, input_precision="ieee")
@@ -184,7 +179,7 @@ def mla_decode_kernel(
         if PAIRS:
             b_whole = tl.reshape(tl.join(b_acc, b_acc_odd), [BLOCK_H, LATENT]) * factor
         else:
-            b_whole = tl.trans(b_acc) if SWAPPED else b_acc
+            b_whole = b_acc
         p_item = out_ptr + (i_sequence * HEADS + i_block * BLOCK_H) * LATENT
         if count == item_tiles:
             b_out = normalised(b_whole, b_sum).to(out_ptr.dtype.element_ty)
@@ -251,7 +246,6 @@ def mla_decode(
         PAGE=cache.shape[1],
         HEADS=heads,
         PAIRS=pairs,
-        SWAPPED=not pairs and config["swapped"] == 1,
         HAS_SCALE=cache_scale is not None,
         ASSEMBLY=compiled,
         OVERLAP=compiled,

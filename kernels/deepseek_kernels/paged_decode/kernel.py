@@ -435,7 +435,7 @@ def paged_decode(
     per_head = lengths.dim() == 2
     block_g = triton.next_power_of_2(group)
     block_d = triton.next_power_of_2(head_dim)
-    config = pick("paged_decode", bytes=key_cache.element_size(), sequences=sequences)
+    config = pick("paged_decode", bytes=key_cache.element_size())
     programs = config["programs"] * multiprocessors(query.device)
     items = sequences * kv_heads
     parts, stats = part_buffers(programs + items, block_g, block_d, query.device)

@@ -21,7 +21,7 @@ def _pages(p_table, start, length, PAGE: gl.constexpr, STEP: gl.constexpr, BLOCK
     pages = ()
     for step in gl.static_range(BLOCK_N // STEP):
         token = start + step * STEP
-        pages += (gl.load(p_table + token // PAGE, mask=token < length, other=0),)
+        pages += (gl.load(p_table + token // PAGE, mask=token < length, other=0),)  # type: ignore[assignment]
     return pages
 
 
