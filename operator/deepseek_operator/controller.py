@@ -29,6 +29,8 @@ REFUSED_AGAIN_SECONDS = 15.0
 """What the API server refuses may be allowed a little later: a namespace that is going, a quota."""
 MOST_STEPS = 4
 """Plans in a row: what one step makes, such as a volume, the next one may need."""
+PASSING_FAILURES = 2
+"""After so many failures in a row the status tells of the next one."""
 SETTLE_SECONDS = 0.3
 """After writing children the status waits this long: they are about to change it."""
 STATUS_EVERY_SECONDS = 1.0
@@ -119,6 +121,9 @@ class Controller:
         if has_written and not refusals and name not in self._settling:
             self._settling.add(name)
             return SETTLE_SECONDS
+        if failure is not None and self.queue.failures(name) < PASSING_FAILURES:
+            # It may be over before anybody reads of it.
+            raise failure
         told = await self._tell(name, status, spec.replicas)
         if failure is not None:
             raise failure

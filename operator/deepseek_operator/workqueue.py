@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from deepseek_operator.errors import ClusterBusyError
+from deepseek_operator.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +71,10 @@ class WorkQueue(Generic[Name]):
         if timer is not None:
             timer.cancel()
 
+    def failures(self, name: Name) -> int:
+        """How often the work on a name has failed in a row."""
+        return self._failures.get(name, 0)
+
     @property
     def depth(self) -> int:
         """Names that wait for their turn."""
@@ -107,7 +111,7 @@ class WorkQueue(Generic[Name]):
         try:
             delay = await self._work(name)
             self._failures.pop(name, None)
-        except ClusterBusyError as error:
+        except ApiError as error:
             delay = max(self._backoff(name), error.retry_after_seconds or 0.0)
             logger.warning("Work on %s failed; again in %.1f s: %s", name, delay, error)
         except Exception:

@@ -30,9 +30,12 @@ T = TypeVar("T")
 
 
 def eventually(
-    check: Callable[[], T], *, seconds: float = 15.0, what: str = "", every: float = 0.05
+    check: Callable[[], T], *, seconds: float = 60.0, what: str = "", every: float = 0.05
 ) -> T:
-    """Call until the result is true; the last result or error is in the message."""
+    """Call until the result is true; the last result or error is in the message.
+
+    The time is for a machine that does ten other things: an operator alone needs seconds.
+    """
     deadline = time.monotonic() + seconds
     last: object = None
     while time.monotonic() < deadline:

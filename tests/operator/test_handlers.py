@@ -58,6 +58,7 @@ class TestSettings:
 
 
 @pytest.mark.control_plane
+@pytest.mark.timeout(300)
 class TestFaults:
     """Cases A21, A22, A24 and what else an API server does on a bad day."""
 
@@ -109,7 +110,7 @@ class TestFaults:
 
             server.apply(dsd(namespace))
 
-            eventually(lambda: children(server, namespace) >= wanted_children(), seconds=30)
+            eventually(lambda: children(server, namespace) >= wanted_children())
             operator.stop()
 
     def test_an_event_that_got_lost_is_found_by_listing(
@@ -137,7 +138,7 @@ class TestFaults:
 
             server.apply(dsd(namespace))
 
-            eventually(lambda: children(server, namespace) == wanted_children(), seconds=30)
+            eventually(lambda: children(server, namespace) == wanted_children())
             conflicts = sum(status == 409 for _, status in proxy.seen)
             assert conflicts <= 3 * 9
             operator.stop()
@@ -169,7 +170,7 @@ class TestFaults:
             server.apply(dsd(namespace, "second"))
 
             complete(server, namespace, "second")
-            eventually(lambda: children(server, namespace) >= wanted_children("first"), seconds=25)
+            eventually(lambda: children(server, namespace) >= wanted_children("first"))
             operator.stop()
 
     def test_a_broken_aggregated_api_does_not_hold_up_the_start(
@@ -224,7 +225,7 @@ class TestFaults:
             for name in names:
                 server.delete(DEEPSEEK_DEPLOYMENT, namespace, name)
 
-            eventually(lambda: not server.list(DEEPSEEK_DEPLOYMENT, namespace), seconds=60)
-            eventually(lambda: not children(server, namespace), seconds=60)
+            eventually(lambda: not server.list(DEEPSEEK_DEPLOYMENT, namespace))
+            eventually(lambda: not children(server, namespace))
             assert "inconsistencies" not in operator.log
             operator.stop()

@@ -28,6 +28,7 @@ def test_a_wrong_setting_ends_the_process_with_its_name() -> None:
 
 
 @pytest.mark.control_plane
+@pytest.mark.timeout(300)
 class TestRestart:
     def test_a_restart_writes_nothing_where_nothing_changed(
         self, server: Server, namespace: str, start: Start
@@ -82,7 +83,7 @@ class TestRestart:
         start("second")
 
         wanted = set().union(*(wanted_children(name) for name in names))
-        eventually(lambda: children(server, namespace) == wanted, seconds=40)
+        eventually(lambda: children(server, namespace) == wanted)
         assert half < len(wanted)
 
     def test_a_namespace_that_is_deleted_does_not_hold_up_another(
@@ -114,12 +115,11 @@ class TestRestart:
         server.apply(dsd(namespace))
 
         complete(server, namespace)
-        eventually(
-            lambda: server.ask("GET", f"/api/v1/namespaces/{other}").status_code == 404, seconds=60
-        )
+        eventually(lambda: server.ask("GET", f"/api/v1/namespaces/{other}").status_code == 404)
 
 
 @pytest.mark.control_plane
+@pytest.mark.timeout(300)
 class TestBeingOne:
     def test_a_second_operator_waits_and_takes_over(
         self, server: Server, namespace: str, start: Start
@@ -133,7 +133,7 @@ class TestBeingOne:
         idle = second.writes()
 
         first.stop(signal.SIGKILL)
-        eventually(second.is_leader, seconds=15)
+        eventually(second.is_leader)
         server.apply(dsd(namespace))
 
         assert waited
@@ -149,7 +149,7 @@ class TestBeingOne:
         eventually(lambda: second.ask("/healthz").status_code == 200)
 
         code = first.stop()
-        eventually(second.is_leader, seconds=5)
+        eventually(second.is_leader)
 
         assert code == 0
 
@@ -187,8 +187,8 @@ class TestBeingOne:
         time.sleep(1)
         server.plane.start_api_server()
 
-        eventually(lambda: server.apply(dsd(namespace)), seconds=30)
+        eventually(lambda: server.apply(dsd(namespace)))
 
-        eventually(lambda: children(server, namespace) >= wanted_children(), seconds=40)
+        eventually(lambda: children(server, namespace) >= wanted_children())
         assert operator.process is not None
         assert operator.process.poll() is None
