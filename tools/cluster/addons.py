@@ -34,14 +34,12 @@ def ensure_images(*, metrics: bool) -> list[str]:
     if metrics:
         contents[_image("prometheus")] = {"/prometheus": programs.path("prometheus")}
         contents[_image("prometheus-adapter")] = {"/adapter": programs.path("prometheus-adapter")}
-    layout = store.layout()
-    missing = contents.keys() - layout.references()
+    missing = contents.keys() - store.references()
     for reference in sorted(missing):
         files = contents[reference]
-        entrypoint = next(iter(files))
-        layout.add(reference, files, [entrypoint], USER)
-    if missing or not store.folder().exists():
-        store.add(contents)
+        store.layout().add(reference, files, [next(iter(files))], USER)
+    if missing:
+        store.add(missing)
     return list(contents)
 
 

@@ -94,7 +94,7 @@ def ensure() -> dict[str, str]:
         tree = Path(folder)
         snapshot(places.REPOSITORY, tree)
         wanted = references(tree)
-        present = store.layout().references()
+        present = store.references()
         missing = [image for image in IMAGES if wanted[image.name] not in present]
         if missing:
             _build_all(tree, {image: wanted[image.name] for image in missing})
@@ -148,10 +148,12 @@ def _drop_stale(keep: Iterable[str]) -> None:
         for name in store.layout().references()
         if name.startswith("localhost/deepseek-") and name not in set(keep)
     }
+    store.remove_others()
     if stale:
-        store.remove(stale)
-        for name in stale:
-            _buildah("rmi", name)
+        with phase("removed the images of earlier trees"):
+            store.remove(stale)
+            for name in filter(_buildah_has, stale):
+                _buildah("rmi", name)
 
 
 def _build(tree: Path, image: Image, reference: str) -> None:

@@ -7,6 +7,7 @@ its own. While a cluster is up, nothing is removed from the store.
 """
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -47,22 +48,40 @@ def locked() -> Iterator[None]:
         yield
 
 
-def add(references: Iterable[str]) -> None:
+def references() -> set[str]:
+    """The images that were unpacked to the end; one that a crash interrupted is none."""
+    try:
+        return set(json.loads(_record().read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return set()
+
+
+def add(wanted: Iterable[str]) -> None:
     """Unpack images of the layout into the store; the caller holds `locked`."""
+    names = set(wanted)
     with _containerd() as containerd:
-        missing = set(references) - containerd.images()
+        missing = names - containerd.images()
         if missing:
             containerd.load(layout(), missing)
     _share_blobs()
+    _set_references(references() | names)
 
 
-def remove(references: Collection[str]) -> None:
+def remove(unwanted: Collection[str]) -> None:
     """Drop images from store and layout; the caller holds `locked`."""
+    _set_references(references() - set(unwanted))
     with _containerd() as containerd:
-        stale = set(references) & containerd.images()
+        stale = set(unwanted) & containerd.images()
         if stale:
             containerd.remove(stale)
-    layout().remove(references)
+    layout().remove(unwanted)
+
+
+def remove_others() -> None:
+    """Remove the stores of other versions of containerd; the caller holds `locked`."""
+    for path in places.images().glob("store*"):
+        if path not in {folder(), _record()}:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def copy_to(target: Path) -> None:
@@ -83,6 +102,16 @@ def copy_to(target: Path) -> None:
     (target / _SNAPSHOTS).mkdir(mode=0o700)
     for snapshot in (folder() / _SNAPSHOTS).iterdir():
         (target / _SNAPSHOTS / snapshot.name).symlink_to(SEEN_BY_NODES / _SNAPSHOTS / snapshot.name)
+
+
+def _record() -> Path:
+    return folder().with_name(f"{folder().name}.json")
+
+
+def _set_references(names: Collection[str]) -> None:
+    part = _record().with_suffix(".part")
+    part.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    part.rename(_record())
 
 
 def _share_blobs() -> None:
