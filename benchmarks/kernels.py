@@ -1,9 +1,10 @@
 """Measures every kernel on a GPU beside its baselines, the card's ceilings and its bar.
 
-Usage: python benchmarks/kernels.py [--only PART]... [--list] [--output FILE]
+Usage: python benchmarks/kernels.py [--only PART]... [--list] [--output FILE] [--commit NAME]
 
 Rows live in `benchmarks/kernel_rows/<family>.py` as `ROWS`. With `--only` the rows whose
-`<family>/<name>` contains PART are measured and replace those of the same name in the file.
+`<family>/<name>` contains PART are measured and replace those of the same name in the file; a
+row says at which commit it was measured and what the copy ceiling was then.
 """
 
 import argparse
@@ -60,6 +61,8 @@ def main() -> int:
             traceback.print_exc()
             failed.append(row.name)
         torch.cuda.empty_cache()
+    for row in measured:
+        row["commit"] = options.commit
     _write(options.output, ceilings, measured, {row.name for row in known.values()})
     print()
     print(_table(measured))
@@ -73,8 +76,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", action="append", default=[], help="part of the rows' names")
     parser.add_argument("--list", action="store_true", help="print the rows' names")
+    parser.add_argument("--commit", default=_commit(), help="what the rows say was measured")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON file to write or update")
     return parser.parse_args()
+
+
+def _commit() -> str:
+    """Return the checkout's commit, or nothing outside a checkout."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _rows() -> dict[str, Row]:
@@ -121,12 +131,6 @@ def _write(path: Path, ceilings: Ceilings, measured: list[dict[str, Any]], known
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = {row["name"]: row for row in before if row["name"] in known}
     rows |= {row["name"]: row for row in measured}
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     document = {
         "gpu": torch.cuda.get_device_name(),
         "versions": {
@@ -135,7 +139,7 @@ def _write(path: Path, ceilings: Ceilings, measured: list[dict[str, Any]], known
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
         },
-        "commit": commit,
+        "commit": measured[-1]["commit"] if measured else "",
         "ceilings": {name: _round(value) for name, value in asdict(ceilings).items()},
         "rows": [rows[name] for name in sorted(rows)],
     }

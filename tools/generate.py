@@ -20,6 +20,7 @@ for part in ("tools", "contract", "operator", "worker"):
 
 import chart_values  # noqa: E402
 import crds  # noqa: E402
+import kernel_rows  # noqa: E402
 import performance  # noqa: E402
 import reference  # noqa: E402
 import rendering  # noqa: E402
@@ -53,6 +54,7 @@ def outputs() -> list[Output]:
         (f"{REFERENCE}/values.md", reference.values_page),
         (f"{REFERENCE}/worker.md", reference.worker_page),
         ("docs/performance.md", performance.page),
+        ("kernels/README.md", kernel_rows.readme),
         # Last, since it reads what the chart's generators have written.
         *(
             (f"manifests/rendered/{scope}.yaml", partial(rendering.rendered, scope))
