@@ -40,6 +40,18 @@ def test_output_goes_to_the_log(state):
     assert (state / "logs/talker.log").read_text() == "hello\n"
 
 
+def test_what_a_process_makes_can_be_read_by_others_whatever_the_caller_forbids(state):
+    before = os.umask(0o077)
+    try:
+        process = processes.start("maker", ["/bin/sh", "-c", "umask"], state)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    wait_until(lambda: not process.is_alive())
+
+    assert (state / "logs/maker.log").read_text() == "0022\n"
+
+
 def test_a_process_that_ignores_the_request_is_made_to_end(state):
     script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     process = processes.start("stubborn", ["/bin/sh", "-c", script], state)

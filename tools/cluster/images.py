@@ -307,6 +307,7 @@ def _run(*words: str) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
+            umask=0o022,
             check=False,
         )
         errors.write(done.stdout)

@@ -94,7 +94,9 @@ class Namespaces:
             words: the program and its arguments.
         """
         loop = 'while :; do "$@"; echo "ended with $?; starting again"; sleep 1; done'
-        detached = f"exec >>{log} 2>&1 </dev/null; setsid /bin/sh -c '{loop}' sh \"$@\" &"
+        detached = (
+            f"umask 022; exec >>{log} 2>&1 </dev/null; setsid /bin/sh -c '{loop}' sh \"$@\" &"
+        )
         self.run("/bin/sh", "-c", detached, "sh", *words)
 
 

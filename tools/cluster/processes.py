@@ -79,6 +79,8 @@ def start(
     logs.mkdir(parents=True, exist_ok=True)
     records.mkdir(parents=True, exist_ok=True)
     log = os.open(logs / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    # Root folders of containers get their permissions from it, and other users must pass them.
+    umask = os.umask(0o022)
     try:
         pid = os.posix_spawn(
             words[0],
@@ -92,6 +94,7 @@ def start(
             setsid=True,
         )
     finally:
+        os.umask(umask)
         os.close(log)
     ticks, arguments = _settled_identity(pid, str(argv[0]))
     process = Process(name, pid, ticks, arguments)
