@@ -110,12 +110,16 @@ def mla_decode_kernel(
         p_query += o_head[:, None] * stride_query_head
         p_rope = p_query + LATENT + STEP * o_r[None, :]
         p_query += STEP * o_c[None, :]
-        b_query = tl.load(p_query, mask=m_head[:, None], other=0.0).to(DOT)
-        b_rope = tl.load(p_rope, mask=m_head[:, None], other=0.0).to(DOT)
+        b_query = tl.load(p_query, mask=m_head[:, None], other=0.0, cache_modifier=".cg").to(DOT)
+        b_rope = tl.load(p_rope, mask=m_head[:, None], other=0.0, cache_modifier=".cg").to(DOT)
         factor = 1.0
         if PAIRS:
-            b_query_odd = tl.load(p_query + 1, mask=m_head[:, None], other=0.0).to(DOT)
-            b_rope_odd = tl.load(p_rope + 1, mask=m_head[:, None], other=0.0).to(DOT)
+            b_query_odd = tl.load(
+                p_query + 1, mask=m_head[:, None], other=0.0, cache_modifier=".cg"
+            ).to(DOT)
+            b_rope_odd = tl.load(
+                p_rope + 1, mask=m_head[:, None], other=0.0, cache_modifier=".cg"
+            ).to(DOT)
             b_acc_odd = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
             if HAS_SCALE:
                 factor = tl.load(cache_scale_ptr)
@@ -126,17 +130,19 @@ def mla_decode_kernel(
         p_table = table_ptr + i_sequence * stride_table
         first = (tile - item_begin) * BLOCK_N
         o_n = first + tl.arange(0, BLOCK_N)
-        b_page = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0)
+        b_page = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0, cache_modifier=".cg")
         for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
             o_n = start + tl.arange(0, BLOCK_N)
             m_n = o_n < length
             if not FEW:
-                b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0)
+                b_page = tl.load(p_table + o_n // PAGE, mask=m_n, other=0, cache_modifier=".cg")
             o_token = b_page.to(tl.int64) * stride_page + (o_n % PAGE) * stride_slot
             p_row = cache_ptr + o_token[:, None]
             if FEW:
                 o_next = o_n + BLOCK_N
-                b_page = tl.load(p_table + o_next // PAGE, mask=o_next < length, other=0)
+                b_page = tl.load(
+                    p_table + o_next // PAGE, mask=o_next < length, other=0, cache_modifier=".cg"
+                )
             b_latent = tl.load(p_row + o_c[None, :], mask=m_n[:, None], other=0)
             b_key = tl.load(p_row + BLOCK_C + o_r[None, :], mask=m_n[:, None], other=0)
 

@@ -5,6 +5,9 @@ in one line, program `p` of `P` takes `[p * total / P, (p + 1) * total / P)`, wh
 lengths, so one long sequence among short ones costs no more than its bytes. An item that one
 program had alone is finished there. The others' parts are fp32 sums with their maxima, which
 the second kernel adds in program order. The grids depend on nothing that lives on the device.
+
+Both are dependent launches: what a kernel before them may have written is read past the
+first-level cache (`.cg`, and copies of 16 bytes to shared memory).
 """
 
 from typing import Any
@@ -116,7 +119,7 @@ def row_tiles(
     o_item = o_row * ROW_HEADS
     p_length = lengths_ptr + (o_item // KV_HEADS) * stride_sequence
     p_length += (o_item % KV_HEADS) * stride_head
-    b_length = tl.load(p_length, mask=o_row < num_rows, other=0)
+    b_length = tl.load(p_length, mask=o_row < num_rows, other=0, cache_modifier=".cg")
     b_tiles = tl.cdiv(b_length, BLOCK_N)
     if WINDOW > 0:
         b_tiles -= tl.maximum(b_length - WINDOW, 0) // BLOCK_N
@@ -190,10 +193,12 @@ def combine_kernel(
         m_part = o_program <= last_program
         o_slot = ((o_program + i_item) * BLOCKS + i_block).to(tl.int64)
         p_stats = stats_ptr + o_slot * (2 * BLOCK_G) + i_head % BLOCK_G
-        b_maxima = tl.load(p_stats, mask=m_part, other=float("-inf"))
-        b_sums = tl.load(p_stats + BLOCK_G, mask=m_part, other=0.0)
+        b_maxima = tl.load(p_stats, mask=m_part, other=float("-inf"), cache_modifier=".cg")
+        b_sums = tl.load(p_stats + BLOCK_G, mask=m_part, other=0.0, cache_modifier=".cg")
         p_part = part_ptr + (o_slot * BLOCK_G + i_head % BLOCK_G)[:, None] * BLOCK_D
-        b_parts = tl.load(p_part + o_d[None, :], mask=m_part[:, None], other=0.0)
+        b_parts = tl.load(
+            p_part + o_d[None, :], mask=m_part[:, None], other=0.0, cache_modifier=".cg"
+        )
         b_new = tl.maximum(b_max, tl.max(b_maxima, 0))
         b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_old = tl.exp2(b_max - b_safe)
@@ -307,11 +312,12 @@ def paged_decode_kernel(
         p_query = query_ptr + i_sequence * stride_query_sequence
         p_query += (i_head * GROUP + o_m)[:, None] * stride_query_head + STEP * o_c[None, :]
         m_query = m_m[:, None] & m_c[None, :]
-        b_query = tl.load(p_query, mask=m_query, other=0.0).to(DOT)
+        b_query = tl.load(p_query, mask=m_query, other=0.0, cache_modifier=".cg").to(DOT)
         score_scale = scale_log2
         value_factor = 1.0
         if PAIRS:
-            b_query_odd = tl.load(p_query + 1, mask=m_query, other=0.0).to(DOT)
+            b_query_odd = tl.load(p_query + 1, mask=m_query, other=0.0, cache_modifier=".cg")
+            b_query_odd = b_query_odd.to(DOT)
             b_acc_odd = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
             if MODE == FP8:
                 if HAS_KEY_SCALE:
@@ -329,7 +335,7 @@ def paged_decode_kernel(
         first = (tile - item_begin + skipped) * BLOCK_N
         # The next tile's pages are loaded a tile ahead, so that its rows wait for nothing.
         o_n = first + tl.arange(0, BLOCK_N)
-        b_next = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0)
+        b_next = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0, cache_modifier=".cg")
         for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
             o_n = start + tl.arange(0, BLOCK_N)
             m_n = o_n < length
@@ -338,7 +344,9 @@ def paged_decode_kernel(
             m_tile = m_n[:, None] if COLUMNS == BLOCK_C else m_n[:, None] & m_c[None, :]
             b_page = b_next.to(tl.int64)
             o_next = o_n + BLOCK_N
-            b_next = tl.load(p_table + o_next // PAGE, mask=o_next < length, other=0)
+            b_next = tl.load(
+                p_table + o_next // PAGE, mask=o_next < length, other=0, cache_modifier=".cg"
+            )
             o_slot = o_n % PAGE
             o_key = b_page * stride_key_page + o_slot * stride_key_slot
             o_value = o_key
@@ -360,11 +368,12 @@ def paged_decode_kernel(
             if MODE == INT8:
                 o_scale = b_page * stride_key_scale_page + o_slot * stride_key_scale_slot
                 p_scale = key_scale_ptr + o_scale + i_head * stride_key_scale_head
-                b_scores *= tl.load(p_scale, mask=m_n, other=0.0)[None, :]
+                b_key_scale = tl.load(p_scale, mask=m_n, other=0.0, cache_modifier=".cg")
+                b_scores *= b_key_scale[None, :]
                 # Values' scales go into the exponent: weights stay at most 1 in fp16.
                 o_scale = b_page * stride_value_scale_page + o_slot * stride_value_scale_slot
                 p_scale = value_scale_ptr + o_scale + i_head * stride_value_scale_head
-                b_value_scale = tl.load(p_scale, mask=m_n, other=1.0)
+                b_value_scale = tl.load(p_scale, mask=m_n, other=1.0, cache_modifier=".cg")
                 b_inverse_scale = 1.0 / b_value_scale
                 b_scores += tl.log2(b_value_scale)[None, :]
             b_scores = tl.where(m_n[None, :], b_scores, float("-inf"))
