@@ -4,8 +4,8 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo demo-down cluster-up cluster-down test test-unit test-model test-control-plane \
-	test-e2e test-gpu test-long lint check-gen gen lock bench
+.PHONY: help setup demo demo-down cluster-up cluster-down test test-unit test-kernels test-model \
+	test-control-plane test-e2e test-gpu lint check-gen gen lock bench
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
@@ -25,22 +25,26 @@ cluster-up: setup ## Start the local cluster alone
 cluster-down: setup ## Stop the local cluster
 	@$(PY) tools/cluster down
 
-test: setup lint check-gen test-unit test-model test-control-plane test-e2e ## Everything that needs no GPU; CI runs this
+test: setup lint check-gen test-unit test-kernels test-model test-control-plane test-e2e ## Everything that needs no GPU; CI runs this
 
-test-unit: setup ## Tests of pure logic, kernels under the interpreter aside: under a minute
-	$(PYTEST) -m "not (gpu or control_plane or e2e or model or kernels)"
+test-unit: setup ## Tests of pure logic: under a minute
+	$(PYTEST) --ignore=tests/kernels -m "not (gpu or control_plane or e2e or model)"
 
-test-model: setup ## The trained model against transformers; the kernels against their references
-	$(PYTEST) -m "(model or kernels) and not gpu"
+# A process of their own: Triton reads TRITON_INTERPRET when it is first imported.
+test-kernels: setup ## The kernels against their references under the interpreter, and compiled for sm_90
+	$(PYTEST) tests/kernels -m "not gpu"
+
+test-model: setup ## The trained model against transformers, and behind the API
+	$(PYTEST) --ignore=tests/kernels -m "model and not gpu"
 
 test-control-plane: setup ## Against a real API server
-	$(PYTEST) -m control_plane
+	$(PYTEST) --ignore=tests/kernels -m "control_plane and not e2e"
 
 test-e2e: setup ## On the whole local cluster: install, serve, repair, upgrade, uninstall
-	$(PYTEST) -m e2e --timeout=900
+	$(PYTEST) tests/e2e --timeout=900
 
 test-gpu: ## The kernels and the engine on an NVIDIA GPU
-	$(PYTEST) -m gpu
+	$(PYTEST) tests/kernels -m gpu
 
 lint: setup ## Formatting, style, types and layers
 	$(PY) -m ruff check .
