@@ -383,7 +383,12 @@ def main() -> int:
     network = Network(services="10.202.0.0/16", first_service="10.202.0.1")
     # On a busy machine simulated nodes are late; kwok does not make their pods ready again.
     with ControlPlane(
-        "benchmark-operator", components=components, network=network, node_grace_seconds=3600
+        "benchmark-operator",
+        components=components,
+        network=network,
+        node_grace_seconds=3600,
+        # Kubernetes' own limits: in a real cluster the controllers have cores of their own.
+        controller_manager_flags=("--kube-api-qps=20", "--kube-api-burst=30"),
     ) as plane:
         ceilings, rows = asyncio.run(measure(plane))
     commit = subprocess.run(

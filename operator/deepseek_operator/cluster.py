@@ -31,6 +31,7 @@ from deepseek_operator.errors import (
 from deepseek_operator.kinds import (
     DEEPSEEK_DEPLOYMENT,
     EVENT,
+    JOB,
     KIND_OF,
     POD,
     SECRET,
@@ -351,15 +352,13 @@ class Cluster:
     async def _apply_new(self, name: Name, kind: Kind, manifest: Manifest) -> Manifest | None:
         """Apply an object that is not known; None where somebody else has one of its name.
 
-        Their fields conflict with ours, above all the selector. A ServiceAccount has none, so it
-        is looked for first.
+        Their fields conflict with ours, above all the selector.
         """
         key = reference(manifest)
-        if kind != SERVICE_ACCOUNT:
-            try:
-                return await self._api.apply(kind, manifest, force=False)
-            except ConflictError:
-                pass
+        try:
+            return await self._api.apply(kind, manifest, force=False)
+        except ConflictError:
+            pass
         found = await self._api.find(kind, key.namespace, key.name)
         if found is not None and not self._is_ours(name, manifest, found):
             return None
@@ -374,14 +373,16 @@ class Cluster:
         answer = await self._api.create(kind, manifest)
         if answer is None:
             # Somebody was faster: another operator, or a person.
-            if kind != SECRET:
+            if kind == JOB:
                 return None
             answer = await self._api.find(kind, key.namespace, key.name)
             if answer is None:
                 raise ClusterBusyError(f"{key.kind} {key.name} comes and goes")
             if not self._is_ours(name, manifest, answer):
                 return Refusal(key, _taken(key), is_taken=True)
-            if TOKEN_KEY not in (answer.get("data") or {}):
+            if kind == SERVICE_ACCOUNT:
+                answer = await self._api.apply(kind, manifest)
+            elif TOKEN_KEY not in (answer.get("data") or {}):
                 data = {"data": manifest["data"]}
                 answer = await self._api.patch(kind, key.namespace, key.name, data)
         self._learn(answer, writer=name)

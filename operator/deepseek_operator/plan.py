@@ -24,7 +24,15 @@ from deepseek_contract.source import (
 from deepseek_contract.status import ModelCachedReason
 from deepseek_operator import loader
 from deepseek_operator.drift import deviations
-from deepseek_operator.kinds import DEPLOYMENT, SECRET, VOLUME_CLAIM, Manifest, Reference, reference
+from deepseek_operator.kinds import (
+    DEPLOYMENT,
+    SECRET,
+    SERVICE_ACCOUNT,
+    VOLUME_CLAIM,
+    Manifest,
+    Reference,
+    reference,
+)
 from deepseek_operator.pods import Trouble, image_trouble, placement_trouble, pod_trouble
 from deepseek_operator.render import (
     MODEL_ANNOTATION,
@@ -94,7 +102,7 @@ class Plan:
     apply: tuple[Manifest, ...]
     """Manifests for server-side apply."""
     create: tuple[Manifest, ...]
-    """Manifests that are written once and never changed: the token's Secret, loader jobs."""
+    """Manifests of objects that must not exist yet: the token's Secret, ServiceAccounts, jobs."""
     delete: tuple[Manifest, ...]
     """Live objects."""
     model: ModelState
@@ -159,7 +167,9 @@ class _Draft:
         key = reference(manifest)
         live = live_objects.get(key)
         if live is None:
-            self._apply.append(manifest)
+            # Somebody else's ServiceAccount would not conflict with ours, so it is not applied.
+            is_created = key.kind == SERVICE_ACCOUNT.kind
+            (self._create if is_created else self._apply).append(manifest)
             self.reasons.append(f"{key.kind} {key.name} is missing")
         elif "deletionTimestamp" not in live["metadata"]:
             found = deviations(manifest, live)

@@ -246,21 +246,37 @@ class TestWrites:
         assert refusals == []
         assert script.requests[-1][2]["force"] == "true"
 
-    async def test_a_service_account_of_somebody_else_is_looked_for_first(
+    async def test_a_service_account_of_somebody_else_is_left_alone(
         self, woken: list[Name]
     ) -> None:
         account = {**service(), "kind": "ServiceAccount"}
         theirs = copy.deepcopy(account)
         theirs["metadata"]["ownerReferences"] = []
-        script = Script(json_answer({"items": [theirs]}))
+        script = Script(refusal(409, "AlreadyExists"), json_answer({"items": [theirs]}))
 
         async with api_of(script) as (api, _):
             cluster = Cluster(api, Settings(), woken.append)
             cluster.notice("ADDED", owner_of())
-            (refused,), _ = await cluster.carry_out(CHAT, self.plan(account))
+            (refused,), _ = await cluster.carry_out(CHAT, self.plan(create=(account,)))
 
         assert refused.is_taken
-        assert [method for method, *_ in script.requests] == ["GET"]
+        assert [method for method, *_ in script.requests] == ["POST", "GET"]
+
+    async def test_an_own_service_account_that_lost_its_label_is_taken_back(
+        self, woken: list[Name]
+    ) -> None:
+        account = {**service(), "kind": "ServiceAccount"}
+        script = Script(
+            refusal(409, "AlreadyExists"), json_answer({"items": [account]}), json_answer(account)
+        )
+
+        async with api_of(script) as (api, _):
+            cluster = Cluster(api, Settings(), woken.append)
+            cluster.notice("ADDED", owner_of())
+            refusals, _ = await cluster.carry_out(CHAT, self.plan(create=(account,)))
+
+        assert refusals == []
+        assert [method for method, *_ in script.requests] == ["POST", "GET", "PATCH"]
 
     async def test_what_the_server_refuses_is_told_and_the_rest_is_written(
         self, woken: list[Name]
@@ -277,7 +293,9 @@ class TestWrites:
         async with api_of(Script(answer)) as (api, _):
             cluster = Cluster(api, Settings(), woken.append)
             cluster.notice("ADDED", owner_of())
-            (refused,), failure = await cluster.carry_out(CHAT, self.plan(service(), account))
+            (refused,), failure = await cluster.carry_out(
+                CHAT, self.plan(service(), create=(account,))
+            )
 
         assert "made up: 422" in refused.message
         assert failure is None

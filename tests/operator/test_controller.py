@@ -275,6 +275,7 @@ class TestDrift:
         (SECRET, "chat-state-token", {"metadata": {"labels": {"app.kubernetes.io/name": "x"}}}),
         (SERVICE, "chat", {"metadata": {"labels": {"app.kubernetes.io/managed-by": "me"}}}),
         (SERVICE, "chat", {"metadata": {"ownerReferences": []}}),
+        (SERVICE_ACCOUNT, "chat", {"metadata": {"labels": {"app.kubernetes.io/managed-by": "x"}}}),
     )
 
     def test_every_child_is_made_again_and_every_field_set_back(

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from fault_proxy import FaultProxy
 from real import REPOSITORY, Server, eventually
 from test_controller import children, complete, dsd, settled, wanted_children
 
@@ -71,13 +72,14 @@ class TestRestart:
     def test_killed_in_the_middle_the_next_one_finishes(
         self, server: Server, namespace: str, start: Start
     ) -> None:
-        first = start()
-        first.lead()
         names = [f"n{number}" for number in range(20)]
-        for name in names:
-            server.apply(dsd(namespace, name))
-        eventually(lambda: len(children(server, namespace)) > 10, every=0.01)
-        first.stop(signal.SIGKILL)
+        with FaultProxy(server.plane, latency_seconds=(0.2, 0.4)) as proxy:
+            first = start(address=proxy.address, MAX_CONCURRENT_RECONCILES="1")
+            first.lead()
+            for name in names:
+                server.apply(dsd(namespace, name))
+            eventually(lambda: len(children(server, namespace)) > 10)
+            first.stop(signal.SIGKILL)
         half = len(children(server, namespace))
 
         start("second")
