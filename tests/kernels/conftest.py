@@ -49,13 +49,10 @@ def pytest_configure(config: pytest.Config) -> None:
     _round_fp8_in_interpreter()
 
 
-@pytest.hookimpl(tryfirst=True)  # before markers select
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = [item for item in items if item.path.parent == Path(__file__).parent]
-    for item in here:
-        item.add_marker("kernels")
     if _on_gpu(config):
         return
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
     for item in here:
         # triton 3.6's interpreter turns the bounds of loops into integers the old way.
         item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim"))
