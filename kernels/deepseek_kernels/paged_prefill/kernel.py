@@ -292,8 +292,13 @@ def paged_prefill(
         return out
     mode = MODES.get(key_cache.dtype, 0)
     block_d = triton.next_power_of_2(head_dim)
-    bytes_per_element = query.element_size() * (3 if mode else 2) // 2
-    config = pick("paged_prefill", bytes=bytes_per_element, columns=block_d, tokens=tokens)
+    # A converted cache takes registers beside the room of its tile.
+    config = pick(
+        "paged_prefill",
+        bytes=query.element_size() * (3 if mode else 2) // 2,
+        columns=block_d,
+        int8=int(mode == MODES[torch.int8]),
+    )
     block_m = config["queries"]
     if mode:
         # A masked load of fp8 has no zero to put in place.
