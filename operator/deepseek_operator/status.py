@@ -231,20 +231,9 @@ def _troubled(picture: _Picture) -> _State | None:
     return _State("Ready", "False", picture.trouble.reason, picture.trouble.message)
 
 
-def _rolling_out(picture: _Picture) -> _State | None:
-    if picture.rollout.is_complete:
-        return None
+def _rolling_out(picture: _Picture) -> _State:
+    # Nothing is wrong with any pod, so it is a matter of time.
     return _State("Ready", "False", "RolloutInProgress", _progress(picture.rollout))
-
-
-def _too_few(picture: _Picture) -> _State:
-    rollout = picture.rollout
-    return _State(
-        "Ready",
-        "False",
-        "PodsNotReady",
-        f"{rollout.available} of {rollout.wanted} pods answer; {rollout.needed} are needed.",
-    )
 
 
 _READY_CHECKS: tuple[Callable[[_Picture], _State | None], ...] = (
@@ -254,7 +243,6 @@ _READY_CHECKS: tuple[Callable[[_Picture], _State | None], ...] = (
     _model_not_cached,
     _troubled,
     _rolling_out,
-    _too_few,
 )
 """The first that has something to say is the condition Ready."""
 

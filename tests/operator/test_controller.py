@@ -584,7 +584,9 @@ class TestRights:
         eventually(lambda: operator.requests()["delete", "jobs.batch"])
         stripped = {"metadata": {"labels": {"app.kubernetes.io/name": None}}}
         server.patch(SECRET, namespace, "chat-state-token", stripped)
+        server.patch(SERVICE_ACCOUNT, namespace, "chat", stripped)
         eventually(lambda: operator.requests()["patch", "secrets"])
+        eventually(lambda: operator.requests()["patch", "serviceaccounts"])
         operator.stop()
 
         used: dict[tuple[str, str], set[str]] = {}

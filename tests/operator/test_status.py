@@ -36,8 +36,8 @@ ROLLOUTS = {
     "the controller has not seen the last change": (
         {"observedGeneration": 0}, "False", "RolloutInProgress",
     ),
-    "no pod answers": (
-        {"readyReplicas": 0, "availableReplicas": 0}, "False", "PodsNotReady",
+    "no pod answers yet": (
+        {"readyReplicas": 0, "availableReplicas": 0}, "False", "RolloutInProgress",
     ),
     "as many as needed answer": ({"readyReplicas": 1, "availableReplicas": 1}, "True", "Available"),
     "nothing is known": (
@@ -59,6 +59,13 @@ class TestReady:
         ready = condition(status(cluster), "Ready")
 
         assert (ready["status"], ready["reason"]) == (value, reason)
+
+    def test_pods_that_stopped_answering_are_not_ready(self) -> None:
+        cluster = settled()
+        cluster.roll_out(readyReplicas=0, availableReplicas=0)
+        cluster.pods = [pod_of(containers=[{"state": {"running": {}}, "started": True}])]
+
+        assert condition(status(cluster), "Ready")["reason"] == "PodsNotReady"
 
     def test_ready_says_where_and_as_what(self) -> None:
         cluster = settled()
@@ -279,7 +286,7 @@ class TestHistory:
         assert len(history) == 10
         assert history[0]["time"] == "2026-05-01T12:11:00Z"
         assert history[0]["message"].startswith("Ready (Available): 1 of 1 pods answer")
-        assert history[1]["message"].startswith("Not ready (PodsNotReady): 0 of 1")
+        assert history[1]["message"].startswith("Not ready (RolloutInProgress): 1 of 1")
 
     def test_events_are_posted_for_changes_only_and_have_the_conditions_reason(self) -> None:
         cluster = settled()
