@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "benchmarks")]
+# This folder last: its operator.py is not the standard library's.
+sys.path = [path for path in sys.path if path != str(ROOT / "benchmarks")]
+sys.path = [str(ROOT / "kernels"), *sys.path, str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 import triton  # noqa: E402

@@ -172,7 +172,7 @@ def spec() -> type[Spec]:
 @pytest.fixture(scope="session")
 def _compiler() -> Iterator[subprocess.Popen[str]]:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment["PYTHONPATH"] = str(Path(deepseek_kernels.__file__).parents[1])
     with subprocess.Popen(
         [sys.executable, "-m", "deepseek_kernels.offline"],
         stdin=subprocess.PIPE,
