@@ -391,13 +391,18 @@ def main() -> int:
         controller_manager_flags=("--kube-api-qps=20", "--kube-api-burst=30"),
     ) as plane:
         ceilings, rows = asyncio.run(measure(plane))
+    load_after = round(os.getloadavg()[0], 2)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     result = {
         "gpu": None,
-        "machine": {"cores": os.cpu_count(), "load_before": round(load_before, 2)},
+        "machine": {
+            "cores": os.cpu_count(),
+            "load_before": round(load_before, 2),
+            "load_after": load_after,
+        },
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),

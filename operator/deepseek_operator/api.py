@@ -33,6 +33,8 @@ from deepseek_operator.settings import Settings
 
 APPLY = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
+WRITER = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
+"""In every write. The server would look for unknown fields only to warn of them."""
 FIELD_CONFLICT = "FieldManagerConflict"
 LIST_CHUNK = 500
 """Objects in one answer to a list: bounds the memory of a listing."""
@@ -218,7 +220,7 @@ class Api:
         return await self.request(
             "PATCH",
             kind.path(metadata["namespace"], metadata["name"]),
-            query={"fieldManager": FIELD_MANAGER, "force": str(force).lower()},
+            query={**WRITER, "force": str(force).lower()},
             body=manifest,
             content_type=APPLY,
         )
@@ -229,7 +231,7 @@ class Api:
             return await self.request(
                 "POST",
                 kind.path(manifest["metadata"]["namespace"]),
-                query={"fieldManager": FIELD_MANAGER},
+                query=WRITER,
                 body=manifest,
             )
         except ConflictError:
@@ -239,7 +241,7 @@ class Api:
         """Replace an object, if nobody changed it since `metadata.resourceVersion`."""
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
-        return await self.request("PUT", path, query={"fieldManager": FIELD_MANAGER}, body=manifest)
+        return await self.request("PUT", path, query=WRITER, body=manifest)
 
     async def patch(
         self, kind: Kind, namespace: str, name: str, changes: Manifest, subresource: str = ""
@@ -248,7 +250,7 @@ class Api:
         return await self.request(
             "PATCH",
             kind.path(namespace, name, subresource),
-            query={"fieldManager": FIELD_MANAGER},
+            query=WRITER,
             body=changes,
             content_type=MERGE_PATCH,
         )

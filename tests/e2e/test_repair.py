@@ -22,6 +22,7 @@ DRIFT = {
     "poddisruptionbudget": {"spec": {"maxUnavailable": "100%"}},
     "networkpolicy": {"spec": {"ingress": [{}]}},
     "serviceaccount": {"automountServiceAccountToken": True},
+    "secret": {"metadata": {"labels": {"app.kubernetes.io/name": "another"}}},
 }
 
 
@@ -52,6 +53,8 @@ def test_a_changed_child_is_set_right(namespace: Namespace, kind: str) -> None:
             return now.get("automountServiceAccountToken") == wanted.get(
                 "automountServiceAccountToken"
             )
+        if kind == "secret":
+            return bool(now["metadata"]["labels"] == wanted["metadata"]["labels"])
         return bool(now["spec"] == wanted["spec"])
 
     eventually(is_as_before, 20, f"{kind} is as it was")

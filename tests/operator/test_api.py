@@ -208,7 +208,8 @@ class TestVerbs:
 
         method, path, query, body = script.requests[0]
         assert (method, path) == ("PATCH", "/api/v1/namespaces/team/services/x")
-        assert query == {"fieldManager": "deepseek-operator", "force": "true"}
+        assert query["fieldManager"] == "deepseek-operator"
+        assert query["force"] == "true"
         assert body == SERVICE_X
 
     @pytest.mark.parametrize("status", [200, 404, 409])
