@@ -38,9 +38,7 @@ def check_tensor(
         allowed = ", ".join(map(_name, dtypes))
         raise ValueError(f"{name} has dtype {_name(tensor.dtype)}; allowed are {allowed}")
     given = tensor.shape
-    if len(given) != len(shape) or any(
-        isinstance(want, int) and want != have for want, have in zip(shape, given, strict=True)
-    ):
+    if not _fits(given, shape):
         wanted = ", ".join(map(str, shape))
         raise ValueError(f"{name} has shape {list(given)}; required is [{wanted}]")
     if like is not None and tensor.device != like.device:
@@ -52,6 +50,16 @@ def check_tensor(
         raise ValueError(
             f"{name} has stride {tensor.stride(-1)} in its last dimension; required is 1"
         )
+
+
+def _fits(given: Sequence[int], shape: Sequence[int | str]) -> bool:
+    """Compare sizes; a loop, since every eager call of every operation runs it several times."""
+    if len(given) != len(shape):
+        return False
+    for have, want in zip(given, shape, strict=True):
+        if have != want and not isinstance(want, str):
+            return False
+    return True
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:

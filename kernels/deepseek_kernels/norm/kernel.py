@@ -1,87 +1,13 @@
-"""One program normalises `ROWS` whole rows, read once and kept in registers.
-
-Where a row fills the registers of a multiprocessor, programs go on from row to row instead, so
-that loads of the next run beside the reductions of this one.
-"""
+"""One program normalises `ROWS` whole rows, read once and kept in registers."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
 from deepseek_kernels._device import encode, quantization_scale
 from deepseek_kernels._quantize import MAXIMUM
-
-
-@triton.jit
-def _row(pointer, o_columns, N: tl.constexpr):
-    return tl.load(pointer + o_columns, mask=o_columns < N, other=0.0)
-
-
-@triton.jit
-def _load_rows(
-    x_ptr,
-    residual_ptr,
-    o_rows,
-    o_columns,
-    m_tile,
-    stride_x,
-    stride_residual,
-    HAS_RESIDUAL: tl.constexpr,
-):
-    """Return rows in fp32, `[ROWS, BLOCK_N]`, added to the residual stream if there is one."""
-    p_x = x_ptr + o_rows[:, None] * stride_x + o_columns[None, :]
-    b_values = tl.load(p_x, mask=m_tile, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
-        p_residual = residual_ptr + o_rows[:, None] * stride_residual + o_columns[None, :]
-        b_sum = b_values + tl.load(p_residual, mask=m_tile, other=0.0).to(tl.float32)
-        b_rounded = b_sum.to(residual_ptr.dtype.element_ty)
-        tl.store(p_residual, b_rounded, mask=m_tile)
-        b_values = b_rounded.to(tl.float32)
-    return b_values
-
-
-@triton.jit
-def _normalised(b_values, m_tile, eps, N: tl.constexpr, CENTRED: tl.constexpr):
-    if CENTRED:
-        b_mean = tl.sum(b_values, 1) / N
-        b_values = tl.where(m_tile, b_values - b_mean[:, None], 0.0)
-    b_variance = tl.sum(b_values * b_values, 1) / N
-    return b_values * tl.rsqrt(b_variance + eps)[:, None]
-
-
-@triton.jit
-def _store_rows(
-    b_out,
-    out_ptr,
-    scale_ptr,
-    o_rows,
-    o_columns,
-    m_rows,
-    m_tile,
-    stride_out,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    MAXIMUM: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTEGER: tl.constexpr,
-):
-    p_out = out_ptr + o_rows[:, None] * stride_out + o_columns[None, :]
-    if GROUP > 0:
-        GROUPS: tl.constexpr = BLOCK_N // GROUP
-        b_grouped = tl.reshape(b_out, [ROWS, GROUPS, GROUP])
-        b_scale = quantization_scale(b_grouped, 2, MAXIMUM)
-        b_codes = encode(tl.reshape(b_grouped * (1.0 / b_scale), [ROWS, BLOCK_N]), INTEGER)
-        tl.store(p_out, b_codes, mask=m_tile)
-        o_groups = tl.arange(0, GROUPS)
-        p_scale = scale_ptr + o_rows[:, None] * tl.cdiv(N, GROUP) + o_groups[None, :]
-        m_scale = m_rows[:, None] & (o_groups * GROUP < N)[None, :]
-        tl.store(p_scale, tl.reshape(b_scale, [ROWS, GROUPS]), mask=m_scale)
-    else:
-        tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_tile)
 
 
 @triton.jit
@@ -111,88 +37,41 @@ def norm_kernel(
     o_rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     o_columns = tl.arange(0, BLOCK_N)
     m_rows = o_rows < num_rows
-    m_tile = m_rows[:, None] & (o_columns < N)[None, :]
-    b_values = _load_rows(
-        x_ptr, residual_ptr, o_rows, o_columns, m_tile, stride_x, stride_residual, HAS_RESIDUAL
-    )
-    b_weight = _row(weight_ptr, o_columns, N).to(tl.float32)
-    b_out = _normalised(b_values, m_tile, eps, N, CENTRED) * b_weight[None, :]
-    if HAS_BIAS:
-        b_out += _row(bias_ptr, o_columns, N).to(tl.float32)[None, :]
-    _store_rows(
-        b_out,
-        out_ptr,
-        scale_ptr,
-        o_rows,
-        o_columns,
-        m_rows,
-        m_tile,
-        stride_out,
-        N,
-        BLOCK_N,
-        ROWS,
-        MAXIMUM,
-        GROUP,
-        INTEGER,
-    )
+    m_tile = m_rows[:, None] & (o_columns < N)[None, :]  # [ROWS, BLOCK_N]
 
+    p_x = x_ptr + o_rows[:, None] * stride_x + o_columns[None, :]
+    b_values = tl.load(p_x, mask=m_tile, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        p_residual = residual_ptr + o_rows[:, None] * stride_residual + o_columns[None, :]
+        b_sum = b_values + tl.load(p_residual, mask=m_tile, other=0.0).to(tl.float32)
+        b_rounded = b_sum.to(residual_ptr.dtype.element_ty)
+        tl.store(p_residual, b_rounded, mask=m_tile)
+        b_values = b_rounded.to(tl.float32)
+    b_weight = tl.load(weight_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
 
-@triton.jit
-def norm_loop_kernel(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    scale_ptr,
-    num_rows,
-    stride_x,
-    stride_residual,
-    stride_out,
-    eps,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr,
-    CENTRED: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    MAXIMUM: tl.constexpr,
-    GROUP: tl.constexpr,
-    INTEGER: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    o_columns = tl.arange(0, BLOCK_N)
-    b_weight = _row(weight_ptr, o_columns, N)
-    b_bias = b_weight
+    if CENTRED:
+        b_mean = tl.sum(b_values, 1) / N
+        b_values = tl.where(m_tile, b_values - b_mean[:, None], 0.0)
+    b_variance = tl.sum(b_values * b_values, 1) / N
+    b_inverse = tl.rsqrt(b_variance + eps)
+    b_out = b_values * b_inverse[:, None] * b_weight[None, :]
     if HAS_BIAS:
-        b_bias = _row(bias_ptr, o_columns, N)
-    num_blocks = tl.cdiv(num_rows, ROWS)
-    for i_block in tl.range(tl.program_id(0), num_blocks, tl.num_programs(0), num_stages=STAGES):
-        o_rows = (tl.full([], 0, tl.int64) + i_block) * ROWS + tl.arange(0, ROWS)
-        m_rows = o_rows < num_rows
-        m_tile = m_rows[:, None] & (o_columns < N)[None, :]
-        b_values = _load_rows(
-            x_ptr, residual_ptr, o_rows, o_columns, m_tile, stride_x, stride_residual, HAS_RESIDUAL
-        )
-        b_out = _normalised(b_values, m_tile, eps, N, CENTRED) * b_weight.to(tl.float32)[None, :]
-        if HAS_BIAS:
-            b_out += b_bias.to(tl.float32)[None, :]
-        _store_rows(
-            b_out,
-            out_ptr,
-            scale_ptr,
-            o_rows,
-            o_columns,
-            m_rows,
-            m_tile,
-            stride_out,
-            N,
-            BLOCK_N,
-            ROWS,
-            MAXIMUM,
-            GROUP,
-            INTEGER,
-        )
+        b_bias = tl.load(bias_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
+        b_out += b_bias[None, :]
+
+    p_out = out_ptr + o_rows[:, None] * stride_out + o_columns[None, :]
+    if GROUP > 0:
+        GROUPS: tl.constexpr = BLOCK_N // GROUP
+        b_grouped = tl.reshape(b_out, [ROWS, GROUPS, GROUP])
+        b_scale = quantization_scale(b_grouped, 2, MAXIMUM)
+        b_codes = encode(tl.reshape(b_grouped * (1.0 / b_scale), [ROWS, BLOCK_N]), INTEGER)
+        tl.store(p_out, b_codes, mask=m_tile)
+        o_groups = tl.arange(0, GROUPS)
+        p_scale = scale_ptr + o_rows[:, None] * tl.cdiv(N, GROUP) + o_groups[None, :]
+        m_scale = m_rows[:, None] & (o_groups * GROUP < N)[None, :]
+        tl.store(p_scale, tl.reshape(b_scale, [ROWS, GROUPS]), mask=m_scale)
+    else:
+        tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_tile)
 
 
 def rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None, eps: float) -> Tensor:
@@ -269,8 +148,7 @@ def _launch(
         # One group of the whole row is padded with the row; zeros do not change its scale.
         group = columns // scale.shape[1]
         group = block if group == columns else group
-    stages = config.get("stages", 1)
-    arguments = (
+    norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
         residual,
         weight,
@@ -282,22 +160,14 @@ def _launch(
         residual.stride(0) if residual is not None else 0,
         out.stride(0),
         eps,
+        N=columns,
+        BLOCK_N=block,
+        ROWS=rows,
+        CENTRED=centred,
+        HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None,
+        MAXIMUM=MAXIMUM.get(out.dtype, 0.0),
+        GROUP=group,
+        INTEGER=out.dtype == torch.int8,
+        num_warps=config["num_warps"],
     )
-    constants = {
-        "N": columns,
-        "BLOCK_N": block,
-        "ROWS": rows,
-        "CENTRED": centred,
-        "HAS_RESIDUAL": residual is not None,
-        "HAS_BIAS": bias is not None,
-        "MAXIMUM": MAXIMUM.get(out.dtype, 0.0),
-        "GROUP": group,
-        "INTEGER": out.dtype == torch.int8,
-        "num_warps": config["num_warps"],
-    }
-    programs = triton.cdiv(num_rows, rows)
-    if stages == 1:
-        norm_kernel[(programs,)](*arguments, **constants)
-    else:
-        programs = min(programs, multiprocessors(x.device) * config["programs"])
-        norm_loop_kernel[(programs,)](*arguments, **constants, STAGES=stages)

@@ -21,7 +21,7 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
 
 
 def _candidates(limits: Mapping[str, int]) -> list[dict[str, int]]:
-    """Give each thread 8 to 32 elements of one row, or of several short ones."""
+    """Give each thread 8 to 64 elements of one row, or of several short ones."""
     columns = limits.get("columns", 32768)
     return [
         {"rows": rows, "num_warps": warps}
