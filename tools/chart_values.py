@@ -21,6 +21,7 @@ from deepseek_operator.settings import Settings, variable_name
 DERIVED = {
     "namespace": "valueFrom: {fieldRef: {fieldPath: metadata.namespace}}",
     "identity": "valueFrom: {fieldRef: {fieldPath: metadata.name}}",
+    "pod_uid": "valueFrom: {fieldRef: {fieldPath: metadata.uid}}",
     "worker_image": (
         'value: {{ include "deepseek-operator.image" (list .Values.worker.image .) | quote }}'
     ),

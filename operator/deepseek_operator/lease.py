@@ -64,6 +64,7 @@ class Lease:
         self._namespace = settings.namespace
         self._name = settings.lease_name
         self._identity = settings.holder
+        self._owners = _owners(settings)
         self._duration = settings.lease_duration_seconds
         self._interval = settings.lease_duration_seconds / 5
         self._deadline = settings.lease_duration_seconds * 2 / 3
@@ -165,11 +166,22 @@ class Lease:
         manifest: Manifest = {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "ownerReferences": self._owners,
+            },
             "spec": spec,
         }
         if self._lease is None:
             self._lease = await self._api.create(LEASE, manifest)
         else:
-            manifest["metadata"] = self._lease["metadata"]
+            manifest["metadata"] = {**self._lease["metadata"], "ownerReferences": self._owners}
             self._lease = await self._api.replace(LEASE, manifest)
+
+
+def _owners(settings: Settings) -> list[Manifest]:
+    """The pod of this process, where it runs in one: with it the Lease is collected."""
+    if not settings.pod_uid:
+        return []
+    return [{"apiVersion": "v1", "kind": "Pod", "name": settings.identity, "uid": settings.pod_uid}]

@@ -43,6 +43,10 @@ class Settings(BaseModel):
     """Name of this process in the Lease. Empty takes the host's name and a random suffix, so
     that two processes never share one."""
 
+    pod_uid: str = ""
+    """Uid of the pod that this process runs in, whose name is then the identity. The Lease belongs
+    to the pod and goes with it, so that nobody waits for an operator that was uninstalled."""
+
     prometheus_namespaces: tuple[DnsLabel, ...] = ("monitoring",)
     """Namespaces whose pods may scrape the workers, separated by commas."""
 

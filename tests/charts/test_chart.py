@@ -165,7 +165,7 @@ def test_each_setting_reaches_the_operator_as_it_was_given(chart: Any) -> None:
 
     given = environment(manifests)
     assert set(given) == {variable_name(field) for field in Settings.model_fields}
-    derived = {"namespace", "identity", "worker_image"}
+    derived = {"namespace", "identity", "pod_uid", "worker_image"}
     assert {to_camel(field) for field in Settings.model_fields if field not in derived} == set(
         changed
     )

@@ -106,6 +106,22 @@ class TestHolding:
         assert server.writes[0]["holderIdentity"] == "me"
         assert server.writes[0]["renewTime"].endswith("Z")
 
+    async def test_it_belongs_to_the_pod_that_holds_it_also_after_a_takeover(self) -> None:
+        server = LeaseServer()
+        in_a_pod = SETTINGS.model_copy(update={"pod_uid": "uid-of-me"})
+        pod = {"apiVersion": "v1", "kind": "Pod", "name": "me", "uid": "uid-of-me"}
+
+        async with api_of(server, in_a_pod) as (api, _):
+            await Lease(api, in_a_pod).acquire()
+            assert server.lease is not None
+            assert server.lease["metadata"]["ownerReferences"] == [pod]
+
+            server.lease["metadata"]["ownerReferences"] = [{**pod, "name": "a", "uid": "b"}]
+            server.lease["spec"]["holderIdentity"] = ""
+            await Lease(api, in_a_pod).acquire()
+
+        assert server.lease["metadata"]["ownerReferences"] == [pod]
+
     async def test_one_that_is_held_is_waited_for_until_it_runs_out(self) -> None:
         server = LeaseServer()
         server.store(lease_object("other", duration=1))

@@ -6,6 +6,8 @@
   value: {{ join "," .Values.settings.watchNamespaces | quote }}
 - name: DEEPSEEK_OPERATOR__IDENTITY
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: DEEPSEEK_OPERATOR__POD_UID
+  valueFrom: {fieldRef: {fieldPath: metadata.uid}}
 - name: DEEPSEEK_OPERATOR__PROMETHEUS_NAMESPACES
   value: {{ join "," .Values.settings.prometheusNamespaces | quote }}
 - name: DEEPSEEK_OPERATOR__CLIENT_NAMESPACES
