@@ -1,7 +1,8 @@
 """docs/performance.md: every measured figure beside its bar, from benchmarks/results.
 
 A result file is `{"gpu", "versions", "commit", "ceilings": {name: number}, "rows": [...]}`; a row
-has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`.
+has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`, a `note`
+and the name in words, `what`.
 """
 
 import json
@@ -61,7 +62,9 @@ def _row(row: dict[str, Any]) -> str:
     met = is_met(row)
     bar = "" if met is None else ("≥ " if row["better"] == "higher" else "≤ ") + _number(row["bar"])
     verdict = {True: "met", False: "**missed**", None: ""}[met]
-    return f"| {row['name']} | {_number(row['value'])} | {row['unit']} | {bar} | {verdict} |"
+    remark = "; ".join(filter(None, (verdict, row.get("note"))))
+    what = row.get("what", row["name"])
+    return f"| {what} | {_number(row['value'])} | {row['unit']} | {bar} | {remark} |"
 
 
 def _number(value: float) -> str:
