@@ -1,8 +1,8 @@
 """docs/performance.md: every measured figure beside its bar, from benchmarks/results.
 
 A result file is `{"gpu", "versions", "commit", "ceilings": {name: number}, "rows": [...]}`; a row
-has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`, a `note`
-and the name in words, `what`.
+has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`, a
+`note` and the name in words, `what`.
 """
 
 import json
