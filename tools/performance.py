@@ -22,8 +22,8 @@ HEAD = """\
 
 The command above each table measures it; anyone can repeat it. The kernels' rows come from several
 runs, merged by name; a row's comparison is with ceilings of its own run, and those shown are of the
-last. A bar is what a figure has to reach; a figure that does not is shown as missed. A row whose code
-has changed since says so.
+last. A bar is what a figure has to reach; a figure that does not is shown as missed. A row whose
+code has changed since says so.
 """
 
 
