@@ -58,7 +58,7 @@ DEPLOYMENT = CustomResource(
         Column("Ready", "string", _condition("Ready", "status"), "Whether requests are answered"),
         Column("Reason", "string", _condition("Ready", "reason"), "Why, in a word"),
         Column("Pods", "integer", ".status.readyReplicas", "Pods that answer"),
-        Column("Wanted", "integer", ".spec.replicas", "Pods that are asked for"),
+        Column("Wanted", "integer", ".status.wantedReplicas", "Pods that there are to be"),
         Column("Model", "string", ".spec.model.source", "Where the model comes from"),
         Column("Device", "string", ".spec.gpu.mode", "What it computes on", 1),
         Column("Memory%", "integer", ".status.memory.usedPercent", "Memory in use", 1),
@@ -75,10 +75,14 @@ TENANT = CustomResource(
     short_name="dst",
     scope="Cluster",
     columns=(
+        Column("Ready", "string", _condition("Ready", "status"), "Whether its quota is dealt"),
+        Column("Reason", "string", _condition("Ready", "reason"), "Why, in a word"),
         Column("Min%", "integer", ".spec.gpuMemory.minPercent", "What it is guaranteed"),
         Column("Max%", "integer", ".spec.gpuMemory.maxPercent", "What it never exceeds"),
         Column("Quota%", "integer", ".status.quota.percent", "What it may use now"),
         Column("Used%", "integer", ".status.used.percent", "What its pods hold now"),
+        Column("Over", "string", _condition("OverQuota", "reason"), "Whether pods must end", 1),
+        Column("Message", "string", _condition("Ready", "message"), "Why, for people", 1),
         _AGE,
     ),
 )

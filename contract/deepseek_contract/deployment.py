@@ -4,6 +4,7 @@ The source of the CRD and of its reference page. The operator reads objects thro
 accepts and what the API server accepts is the same, which a test holds against a real server.
 """
 
+import math
 import re
 from typing import Annotated, ClassVar, Literal
 
@@ -36,7 +37,6 @@ from deepseek_contract.text import (
 
 GROUP = "deepseek.dev"
 VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "DeepSeekDeployment"
 PLURAL = "deepseekdeployments"
 
@@ -45,23 +45,9 @@ NAME_MAX_LENGTH = 52
 
 # Parts of the API whose behaviour comes later. The change that brings one deletes its row.
 NOT_YET = (
-    NotYet("spec.model.weights", values=("fp8", "int8", "int4"), use="use auto or bf16"),
-    NotYet("spec.model.kvCache", values=("fp8", "int8"), use="use auto or bf16"),
-    NotYet("spec.model.lora"),
-    NotYet("spec.gpu.mode", values=("mig", "vgpu", "dra"), use="use whole or cpu"),
+    NotYet("spec.gpu.mode", values=("dra",), use="use whole, mig, vgpu or cpu"),
     NotYet("spec.gpu.count", above=1, use="a model is served by one GPU a pod"),
-    NotYet("spec.gpu.migProfile"),
-    NotYet("spec.gpu.memoryGiB"),
     NotYet("spec.memory"),
-    NotYet("spec.autoscaling", use="set spec.replicas"),
-    NotYet("spec.priority"),
-    NotYet("spec.fallbacks"),
-    NotYet("spec.degrade"),
-    NotYet("spec.promote"),
-    NotYet("spec.rollout", values=("viaFallback",), use="use auto, surge or replace"),
-    NotYet("spec.recovery.retriesPerBatch"),
-    NotYet("spec.recovery.nodeSwitchesPerHour"),
-    NotYet("spec.routing.httpRoute", use="route to the Service that has the object's name"),
 )
 
 
@@ -78,15 +64,15 @@ class Gpu(ApiModel):
     """What the model computes on."""
 
     mode: Literal["whole", "mig", "vgpu", "cpu", "dra"] = "whole"
-    """`whole`: GPUs of its own; `mig`: a MIG slice; `vgpu`: a share of a GPU's memory; `cpu`: no
-    GPU, for small models; `dra`: reserved."""
+    """`whole`: GPUs of its own; `mig`: a MIG slice; `vgpu`: a share of a GPU's memory, which needs
+    HAMi's scheduler; `cpu`: no GPU, for small models; `dra`: reserved."""
     count: Annotated[int, Field(ge=1, le=16)] = 1
     """GPUs a pod, over which the model is split."""
     mig_profile: (
         Annotated[str, Field(pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\+me|\+gfx)?$", max_length=16)]
         | None
     ) = None
-    """The MIG profile, such as `1g.18gb`, with the mode `mig`."""
+    """The MIG profile, such as `1g.18gb`, with the mode `mig`; one that some node must offer."""
     memory_gib: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, Field(alias="memoryGiB")] = (
         None
     )
@@ -111,7 +97,8 @@ class Gpu(ApiModel):
         Rule(
             cel="self.mode in ['whole', 'dra'] || self.count == 1",
             holds=lambda gpu: gpu.mode in {"whole", "dra"} or gpu.count == 1,
-            message="with the mode {mode} the count must be 1",
+            message="with the mode {mode} the count must be 1: a process sees one MIG slice, a pod"
+            " has one share of a GPU, and neither can be joined by tensor parallelism",
             field_path=".count",
         ),
     )
@@ -227,10 +214,12 @@ class Promote(ApiModel):
 class Recovery(ApiModel):
     """What is done about faults."""
 
-    retries_per_batch: Annotated[int, Field(ge=0, le=10)] | None = None
-    """How often a batch that ran out of memory is tried again; 3 when absent."""
-    node_switches_per_hour: Annotated[int, Field(ge=0, le=60)] | None = None
-    """How many pods may be moved to another node in an hour."""
+    retries_per_batch: Annotated[int, Field(ge=0, le=10)] = 3
+    """How often a batch that ran out of memory is halved and tried again, before its requests are
+    tried one by one and only those that cannot run alone fail."""
+    node_switches_per_hour: Annotated[int, Field(ge=0, le=60)] = 6
+    """How many pods may be moved to another node in an hour, when their node or device fails; 0
+    leaves that to the fallbacks."""
     drain_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """How long a pod that ends may finish its requests."""
 
@@ -276,6 +265,11 @@ class HttpRoute(ApiModel):
         | None
     ) = None
     """Host names that the route answers to; absent, all."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """How long a request may take, streams included; absent, as the Gateway has it."""
+    retry_attempts: Annotated[int, Field(ge=1, le=10)] | None = None
+    """How often the Gateway repeats a request that a pod did not answer. Needs the experimental
+    channel of the Gateway API; otherwise the condition `Routed` says `RetryUnsupported`."""
 
 
 class Routing(ApiModel):
@@ -292,6 +286,28 @@ class Security(ApiModel):
 
     api_key_secret: ApiKeySecret | None = None
     """API keys, one of which a request must carry; absent, every request is answered."""
+
+
+def _same(one: str, other: str) -> str:
+    """CEL for two tiers that need the same; slices and shares are left to those who order them."""
+    equal = ("model.source", "model.weights", "model.kvCache", "gpu.mode", "gpu.count")
+    return " && ".join(
+        [
+            *(f"{one}.{path} == {other}.{path}" for path in equal),
+            *(f"!has({one}.gpu.{field})" for field in ("migProfile", "memoryGiB")),
+        ]
+    )
+
+
+def _is_same(
+    one: "Fallback | DeepSeekDeploymentSpec", other: "Fallback | DeepSeekDeploymentSpec"
+) -> bool:
+    def needs(tier: "Fallback | DeepSeekDeploymentSpec") -> tuple[object, ...]:
+        model, gpu = tier.model, tier.gpu
+        return (model.source, model.weights, model.kv_cache, gpu.mode, gpu.count)
+
+    is_whole = one.gpu.mig_profile is None and one.gpu.memory_gib is None
+    return is_whole and needs(one) == needs(other)
 
 
 class DeepSeekDeploymentSpec(ApiModel):
@@ -319,8 +335,9 @@ class DeepSeekDeploymentSpec(ApiModel):
     """When the primary takes over again."""
     rollout: Literal["auto", "surge", "replace", "viaFallback"] = "auto"
     """How a change reaches the pods: `surge` starts a new pod before it ends an old one, which
-    needs a free GPU; `replace` ends one first; `auto` surges on `cpu` and replaces one at a time
-    on GPUs; `viaFallback` serves a fallback meanwhile."""
+    needs a free GPU; `replace` ends one first; `viaFallback` serves a fallback meanwhile; `auto`
+    surges on `cpu` and where a GPU is free, else replaces one of several, else goes through a
+    fallback, and without one waits for a GPU."""
     recovery: Recovery = section(Recovery)
     """What is done about faults."""
     routing: Routing = section(Routing)
@@ -332,6 +349,44 @@ class DeepSeekDeploymentSpec(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         no_doubles("fallbacks", "name"),
+        Rule(
+            cel="!has(self.fallbacks) || self.fallbacks.all(f, f.gpu.mode != self.gpu.mode"
+            " || (f.gpu.count <= self.gpu.count && (!has(f.gpu.memoryGiB)"
+            " || !has(self.gpu.memoryGiB) || f.gpu.memoryGiB <= self.gpu.memoryGiB)))",
+            holds=lambda spec: all(
+                fallback.gpu.mode != spec.gpu.mode
+                or (
+                    fallback.gpu.count <= spec.gpu.count
+                    and (fallback.gpu.memory_gib or 0) <= (spec.gpu.memory_gib or math.inf)
+                )
+                for fallback in spec.fallbacks or []
+            ),
+            message="a fallback may not ask for more GPUs, or more of one, than the primary: where"
+            " the primary finds no place, it would not either",
+            field_path=".fallbacks",
+        ),
+        Rule(
+            cel=f"!has(self.fallbacks) || self.fallbacks.all(f, !({_same('f', 'self')}))",
+            holds=lambda spec: (
+                not any(_is_same(fallback, spec) for fallback in spec.fallbacks or [])
+            ),
+            message="a fallback must differ from the primary, in its model's source, weights or"
+            " kvCache or in gpu",
+            field_path=".fallbacks",
+        ),
+        Rule(
+            cel="!has(self.fallbacks) || self.fallbacks.all(f,"
+            f" !self.fallbacks.exists(g, g.name != f.name && {_same('f', 'g')}))",
+            holds=lambda spec: (
+                not any(
+                    one.name != other.name and _is_same(one, other)
+                    for one in spec.fallbacks or []
+                    for other in spec.fallbacks or []
+                )
+            ),
+            message="two fallbacks are the same model on the same gpu: leave one out",
+            field_path=".fallbacks",
+        ),
         Rule(
             cel="!has(self.degrade) || has(self.fallbacks)",
             holds=lambda spec: spec.degrade is None or spec.fallbacks is not None,
@@ -388,6 +443,18 @@ class DeepSeekDeployment(ApiModel):
             ),
             message=f"metadata.name must be 1 to {NAME_MAX_LENGTH} small letters, digits and"
             " dashes, a letter first and no dash last: the Service takes it as its name",
+        ),
+        Rule(
+            cel="!has(self.spec) || !has(self.spec.model) || !has(self.spec.model.lora)"
+            " || self.spec.model.lora.all(a, a.name != (has(self.spec.model.servedName)"
+            " ? self.spec.model.servedName : self.metadata.name))",
+            holds=lambda document: all(
+                adapter.name != (document.spec.model.served_name or document.metadata.name)
+                for adapter in document.spec.model.lora or []
+            ),
+            message="an adapter may not have the name that the model itself is served under:"
+            " spec.model.servedName, or metadata.name without it",
+            field_path=".spec.model.lora",
         ),
         *(part.rule() for part in NOT_YET),
     )

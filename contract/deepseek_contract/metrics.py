@@ -1,8 +1,8 @@
 """Every metric of worker and operator: name, type, unit, labels and help.
 
-Both register from here, `docs/reference/metrics.md` is generated from here, and alerts and
-dashboards are checked against it. Percentages, where Prometheus' custom is a ratio, are the words
-of the API and of the autoscaler's target.
+Both register from here, and `docs/reference/metrics.md`, the scrape settings and the adapter's
+rules are generated from here. Percentages, where Prometheus' custom is a ratio, are the words of
+the API and of the autoscaler's target.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,10 @@ REQUESTS_RUNNING = Metric(
     "deepseek_requests_running", "gauge", "requests", "Requests that hold KV pages."
 )
 REQUESTS_WAITING = Metric(
-    "deepseek_requests_waiting", "gauge", "requests", "Requests that wait for KV pages."
+    "deepseek_requests_waiting",
+    "gauge",
+    "requests",
+    "Requests that wait for KV pages, for a place among the running ones, or for their turn.",
 )
 REQUESTS_TOTAL = Metric(
     "deepseek_requests_total",
@@ -175,6 +178,57 @@ WORKER_METRICS = (
     NON_FINITE_LOGITS_TOTAL,
 )
 
+VLLM_ALIASES: tuple[tuple[str, Metric], ...] = (
+    ("vllm:num_requests_running", REQUESTS_RUNNING),
+    ("vllm:num_requests_waiting", REQUESTS_WAITING),
+    ("vllm:kv_cache_usage_perc", KV_PAGES),
+    ("vllm:num_preemptions_total", PREEMPTIONS_TOTAL),
+    ("vllm:prompt_tokens_total", PROMPT_TOKENS_TOTAL),
+    ("vllm:prefix_cache_queries_total", PROMPT_TOKENS_TOTAL),
+    ("vllm:prefix_cache_hits_total", CACHED_PROMPT_TOKENS_TOTAL),
+    ("vllm:generation_tokens_total", GENERATION_TOKENS_TOTAL),
+    ("vllm:request_success_total", REQUESTS_TOTAL),
+    ("vllm:time_to_first_token_seconds", TIME_TO_FIRST_TOKEN_SECONDS),
+    ("vllm:inter_token_latency_seconds", INTER_TOKEN_LATENCY_SECONDS),
+    ("vllm:e2e_request_latency_seconds", REQUEST_DURATION_SECONDS),
+)
+"""vLLM's names, and whose values a worker shows under them with `--metrics-aliases vllm`.
+
+`kv_cache_usage_perc` is the share of the pages that requests hold, 0 to 1. `request_success`
+counts by `finished_reason`, and leaves errors out. All carry the label `model_name`.
+"""
+
+NAMESPACE_LABEL = "namespace"
+POD_LABEL = "pod"
+DEPLOYMENT_LABEL = "deployment"
+TIER_LABEL = "tier"
+TARGET_LABELS = (NAMESPACE_LABEL, POD_LABEL, DEPLOYMENT_LABEL, TIER_LABEL)
+"""What Prometheus adds to each series of a worker; the chart's scrape settings see to that."""
+
+SCALING_METRICS = (GPU_MEMORY_DEMAND_PERCENT, GPU_MEMORY_USED_PERCENT, REQUESTS_WAITING)
+"""What an autoscaler may go by."""
+BRIDGED = "1m"
+"""For how long the last value of a pod that could not be scraped counts, in Prometheus' words."""
+
+
+def value_of_each_pod(series: str, matchers: str) -> str:
+    """The query for the last value of each pod that an autoscaler adds up.
+
+    A failed scrape is bridged, but only while Prometheus still knows the pod: without `up` a pod
+    that was replaced would count beside its successor for another minute, and a rolling update
+    would look like load. Two jobs that scrape the same pod count once.
+
+    Args:
+        series: A metric's name, or a template's place for one.
+        matchers: Label matchers without braces, or a template's place for them.
+    """
+    on_pod = f"on ({NAMESPACE_LABEL}, {POD_LABEL})"
+    return (
+        f"max by ({POD_LABEL}) (last_over_time({series}{{{matchers}}}[{BRIDGED}])"
+        f" and {on_pod} up{{{matchers}}})"
+    )
+
+
 OPERATOR_RECONCILE_DURATION_SECONDS = Metric(
     "deepseek_operator_reconcile_duration_seconds",
     "histogram",
@@ -202,6 +256,14 @@ OPERATOR_LAST_EVENT_TIMESTAMP_SECONDS = Metric(
     "seconds",
     "When the operator last heard from the Kubernetes API, in seconds since 1970.",
 )
+OPERATOR_PROBES_TOTAL = Metric(
+    "deepseek_operator_probes_total",
+    "counter",
+    "probes",
+    "Times that a worker was asked how it does, by what came of it.",
+    ("outcome",),
+    ("answered", "silent", "refused", "forbidden", "unreadable"),
+)
 OPERATOR_LEADER = Metric(
     "deepseek_operator_leader", "gauge", "boolean", "1 while this process holds the Lease."
 )
@@ -219,6 +281,21 @@ DEPLOYMENT_READY_REPLICAS = Metric(
     "Pods of the current generation that answer.",
     ("namespace", "deployment"),
 )
+RECOVERY_LEVEL = Metric(
+    "deepseek_recovery_level",
+    "gauge",
+    "levels",
+    "How far the recovery ladder has been climbed: 1 batches are retried, 2 pods change node, 3 a"
+    " fallback serves or is needed.",
+    ("namespace", "deployment"),
+)
+NODE_SWITCHES_TOTAL = Metric(
+    "deepseek_node_switches_total",
+    "counter",
+    "pods",
+    "Pods that left their node, by why.",
+    ("namespace", "deployment", "cause"),
+)
 DEPLOYMENT_WANTED_REPLICAS = Metric(
     "deepseek_deployment_wanted_replicas",
     "gauge",
@@ -226,14 +303,50 @@ DEPLOYMENT_WANTED_REPLICAS = Metric(
     "Pods that the object asks for.",
     ("namespace", "deployment"),
 )
+TENANT_QUOTA_BYTES = Metric(
+    "deepseek_tenant_quota_bytes",
+    "gauge",
+    "bytes",
+    "GPU memory that each DeepSeekTenant may use now.",
+    ("tenant",),
+)
+TENANT_USED_BYTES = Metric(
+    "deepseek_tenant_used_bytes",
+    "gauge",
+    "bytes",
+    "GPU memory that the pods of each DeepSeekTenant hold.",
+    ("tenant",),
+)
+TENANT_PAST_USED_BYTES = Metric(
+    "deepseek_tenant_past_used_bytes",
+    "gauge",
+    "bytes",
+    "GPU memory that each DeepSeekTenant used in the past, decayed.",
+    ("tenant",),
+)
+
+DEPLOYMENT_TIER_TRANSITIONS_TOTAL = Metric(
+    "deepseek_deployment_tier_transitions_total",
+    "counter",
+    "transitions",
+    "Changes of which model serves, or is to serve, by the reason of the condition Degraded.",
+    ("namespace", "deployment", "reason"),
+)
 
 OPERATOR_METRICS = (
     OPERATOR_RECONCILE_DURATION_SECONDS,
     OPERATOR_RECONCILE_ERRORS_TOTAL,
     OPERATOR_API_REQUESTS_TOTAL,
     OPERATOR_LAST_EVENT_TIMESTAMP_SECONDS,
+    OPERATOR_PROBES_TOTAL,
     OPERATOR_LEADER,
     DEPLOYMENT_CONDITION,
     DEPLOYMENT_READY_REPLICAS,
     DEPLOYMENT_WANTED_REPLICAS,
+    TENANT_QUOTA_BYTES,
+    TENANT_USED_BYTES,
+    TENANT_PAST_USED_BYTES,
+    RECOVERY_LEVEL,
+    NODE_SWITCHES_TOTAL,
+    DEPLOYMENT_TIER_TRANSITIONS_TOTAL,
 )

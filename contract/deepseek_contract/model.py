@@ -83,7 +83,8 @@ class Adapter(ApiModel):
     name: LabelName
     """The name that requests ask for."""
     source: SourceText
-    """Where the adapter comes from, in the forms of `spec.model.source`."""
+    """Where the adapter comes from, in the forms of `spec.model.source` that are not downloaded: a
+    folder with PEFT's adapter_config.json and adapter_model.safetensors, or that file."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -92,7 +93,23 @@ class Adapter(ApiModel):
             message=f"source is '{{source}}'; allowed are {model_source.ALLOWED}",
             field_path=".source",
         ),
+        Rule(
+            cel="!self.source.startsWith('hf://') && !self.source.startsWith('https://')",
+            holds=lambda adapter: not adapter.source.startswith(("hf://", "https://")),
+            message="adapters are not downloaded in this version, and source is '{source}': put"
+            " the adapter on a claim (pvc://), into an image (oci://, package://) or on the nodes"
+            " (nodePath://)",
+            field_path=".source",
+            reason="FieldValueForbidden",
+        ),
     )
+
+    @property
+    def parsed_source(self) -> model_source.Mounted:
+        """The source, taken apart."""
+        source = model_source.parse_source(self.source)
+        assert not isinstance(source, model_source.Downloaded)  # noqa: S101 - a rule refuses them
+        return source
 
 
 def _only_downloads(field: str) -> Callable[[Any], bool]:
@@ -115,9 +132,11 @@ class FallbackModel(ApiModel):
     cache: ModelCache | None = None
     """Where a downloaded model is kept."""
     weights: Weights = "auto"
-    """Precision of the weights; `auto` takes what the files hold."""
+    """Precision of the weights in memory; `auto` takes what the files hold. Unquantized files are
+    rounded to `fp8`, `int8` or `int4` (groups of 128) while they are loaded."""
     kv_cache: KvCache = "auto"
-    """Precision of the KV cache; `auto` takes the precision of the computation."""
+    """Precision of the KV cache; `auto` takes 8 bits on a GPU, and the precision of the computation
+    in layers whose keys have outliers and on a CPU."""
     max_context_tokens: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Longest context that is served; absent, the model's own."""
 
@@ -181,14 +200,9 @@ class FallbackModel(ApiModel):
 class ModelSpec(FallbackModel):
     """Which model is served, under which name, and how precisely."""
 
-    served_name: (
-        Annotated[
-            str, Field(pattern="^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$", max_length=128)
-        ]
-        | None
-    ) = None
+    served_name: ServedName | None = None
     """The name that requests ask for; absent, the object's name."""
     lora: Annotated[list[Adapter], keyed("name", max_items=32)] | None = None
-    """LoRA adapters of the model."""
+    """LoRA adapters of the model, each served under its own name beside it. Fallbacks have none."""
 
     rules: ClassVar[tuple[Rule, ...]] = (*FallbackModel.rules, no_doubles("lora", "name"))

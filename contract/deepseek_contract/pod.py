@@ -29,6 +29,8 @@ NATIVE_RESOURCES = "kubernetes.io/"
 HIDDEN_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 # Flags of `deepseek-worker serve` that no field of the object sets.
 TUNING_FLAGS = (
+    "--activations",
+    "--api-processes",
     "--connection-max-requests",
     "--connection-max-seconds",
     "--dtype",
@@ -36,9 +38,11 @@ TUNING_FLAGS = (
     "--max-batch-tokens",
     "--max-queued-requests",
     "--max-running-requests",
+    "--metrics-aliases",
     "--no-prefix-cache",
     "--page-tokens",
     "--prefix-cache",
+    "--rounding",
     "--seed",
     "--stall-seconds",
 )

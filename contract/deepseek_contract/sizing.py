@@ -1,25 +1,29 @@
 """How many bytes a model needs, from its configuration alone.
 
-Pure: the operator judges with it whether a model can fit before a pod starts, and the worker
-predicts with it before it loads and compares afterwards. Shapes come from a `config.json` of
-Hugging Face or from the metadata of a GGUF file.
+Pure: the worker predicts with it before it loads a model and compares afterwards; the operator
+shows what the worker predicted. Shapes come from a `config.json` of Hugging Face or from the
+metadata of a GGUF file.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from deepseek_contract.state import MemoryKind
 
-WeightFormat = Literal["float32", "float16", "bf16", "fp8", "int8", "int4"]
-KvFormat = Literal["float32", "float16", "bf16", "fp8"]
+WeightFormat = Literal[
+    "float32", "float16", "bf16", "fp8", "fp8_block", "int8", "int4", "int4_zero_points"
+]
+KvFormat = Literal["float32", "float16", "bf16", "fp8", "int8"]
 
-_BITS = {"float32": 32, "float16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
-_UNQUANTIZED_BYTES = 2
-# Quantized weights carry scales: one float32 for a block of 128 x 128 (fp8) or for a row (int8),
-# a float16 scale and zero point for a group of 128 in a row (int4).
+_BYTES = {"float32": 4, "float16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+_SCALE_BYTES = 4
 _FP8_BLOCK = 128
-_INT4_GROUP = 128
+# Weights of 4 bits are kept as tiles of 64 x 256, the last ones filled up, with a 16-bit scale,
+# and perhaps an 8-bit zero point, for each 128 columns of a row.
+_TILE_ROWS, _TILE_COLUMNS, _INT4_GROUP = 64, 256, 128
+# Where the KV of a layer begins in its page, so that vectors can be read from there.
+_KV_ALIGNMENT = 16
 
 MIB = 2**20
 # What a process holds on a device before any tensor: the CUDA context, kernels and libraries.
@@ -99,6 +103,19 @@ class ModelShape:
             for rows, columns, _ in self._layer(layer)
             if rows
         ]
+
+    def products(self) -> list[tuple[int, int]]:
+        """Rows and columns of `matrices` as they are kept: those with the same input are one."""
+        if self.latent is not None or self.experts is not None:
+            return self.matrices()
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = [
+            (queries + 2 * keys, self.hidden_size),
+            (self.hidden_size, queries),
+            (2 * self.intermediate_size, self.hidden_size),
+            (self.hidden_size, self.intermediate_size),
+        ]
+        return layer * self.num_layers
 
     def _layer(self, layer: int) -> list[tuple[int, int, int]]:
         """Rows, columns and vector parameters of each part of one layer."""
@@ -228,27 +245,63 @@ def shape_of_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) ->
     )
 
 
-def weight_bytes(shape: ModelShape, weights: WeightFormat) -> int:
+def weight_bytes(shape: ModelShape, weights: WeightFormat, *, plain_bytes: int = 2) -> int:
     """Bytes of the weights in memory.
 
-    Quantization is of the linear layers; embeddings, head, norms, biases and routers keep 16 bit.
+    Quantization is of the linear layers; embeddings, head, norms, biases and routers are kept as
+    they are computed with.
+
+    Args:
+        shape: The model.
+        weights: What the linear layers are kept as.
+        plain_bytes: Bytes of one parameter that is not quantized.
     """
-    if _BITS[weights] >= 16:
-        return shape.num_parameters * _BITS[weights] // 8
-    matrices = shape.matrices()
-    num_quantized = sum(rows * columns for rows, columns in matrices)
-    num_plain = shape.num_parameters - num_quantized
-    scales = sum(_scale_bytes(rows, columns, weights) for rows, columns in matrices)
-    return num_plain * _UNQUANTIZED_BYTES + num_quantized * _BITS[weights] // 8 + scales
+    if weights in {"float32", "float16", "bf16"}:
+        return shape.num_parameters * _BYTES[weights]
+    num_plain = shape.num_parameters - sum(rows * columns for rows, columns in shape.matrices())
+    products = shape.products()
+    return num_plain * plain_bytes + sum(
+        product_bytes(rows, columns, weights) for rows, columns in products
+    )
+
+
+def product_bytes(rows: int, columns: int, weights: WeightFormat) -> int:
+    """Bytes of one matrix `[rows, columns]`, its scales and zero points among them."""
+    if weights in {"int4", "int4_zero_points"}:
+        row_tiles, column_tiles = -(-rows // _TILE_ROWS), -(-columns // _TILE_COLUMNS)
+        num_codes = row_tiles * _TILE_ROWS * column_tiles * _TILE_COLUMNS
+        group_bytes = 3 if weights == "int4_zero_points" else 2
+        return num_codes // 2 + num_codes // _INT4_GROUP * group_bytes
+    if weights == "fp8_block":
+        blocks = -(-rows // _FP8_BLOCK) * -(-columns // _FP8_BLOCK)
+        return rows * columns + _SCALE_BYTES * blocks
+    scales = _SCALE_BYTES * rows if weights in {"fp8", "int8"} else 0
+    return rows * columns * _BYTES[weights] + scales
 
 
 def kv_bytes_per_token(shape: ModelShape, kv_cache: KvFormat) -> int:
     """Bytes of the KV of one token in all layers."""
+    return shape.num_layers * _kv_token_bytes(shape, kv_cache)
+
+
+def kv_layer_bytes(shape: ModelShape, kv_cache: KvFormat, page_tokens: int) -> int:
+    """Bytes of one layer's KV in one page of `page_tokens` tokens."""
+    size = page_tokens * _kv_token_bytes(shape, kv_cache)
+    return -(-size // _KV_ALIGNMENT) * _KV_ALIGNMENT
+
+
+def kv_page_bytes(shape: ModelShape, kv_cache: Sequence[KvFormat], page_tokens: int) -> int:
+    """Bytes of one page; `kv_cache` has one entry for each layer."""
+    return sum(kv_layer_bytes(shape, kind, page_tokens) for kind in kv_cache)
+
+
+def _kv_token_bytes(shape: ModelShape, kv_cache: KvFormat) -> int:
     if shape.latent is not None:
-        num_values = shape.latent.kv_rank + shape.latent.rope_dim
-    else:
-        num_values = 2 * shape.num_kv_heads * shape.head_dim
-    return shape.num_layers * num_values * _BITS[kv_cache] // 8
+        return (shape.latent.kv_rank + shape.latent.rope_dim) * _BYTES[kv_cache]
+    num_heads = 2 * shape.num_kv_heads
+    # int8 has a scale for each head of each token.
+    scales = _SCALE_BYTES * num_heads if kv_cache == "int8" else 0
+    return num_heads * shape.head_dim * _BYTES[kv_cache] + scales
 
 
 def workspace_bytes(
@@ -314,14 +367,6 @@ class Prediction:
             "workspace": self.workspace_bytes,
             "context": self.context_bytes,
         }
-
-
-def _scale_bytes(rows: int, columns: int, weights: WeightFormat) -> int:
-    if weights == "fp8":
-        return 4 * -(-rows // _FP8_BLOCK) * -(-columns // _FP8_BLOCK)
-    if weights == "int8":
-        return 4 * rows
-    return 4 * rows * -(-columns // _INT4_GROUP)
 
 
 def _size(values: Mapping[str, Any], key: str) -> int:

@@ -84,8 +84,9 @@ class NodePathSource:
     path: str
 
 
-Source = PackageSource | OciSource | PvcSource | HubSource | HttpsSource | NodePathSource
+Mounted = PackageSource | OciSource | PvcSource | NodePathSource
 Downloaded = HubSource | HttpsSource
+Source = Mounted | Downloaded
 
 _KINDS: dict[str, type[Source]] = {
     "package": PackageSource,

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deepseek_contract.text import Bytes
+
 STATE_VERSION = 1
 
 Phase = Literal["loading", "ready", "draining", "failed"]
@@ -19,8 +21,14 @@ FailureReason = Literal[
     "ModelTooLarge",
     "OutOfMemory",
     "DeviceUnavailable",
+    "DeviceFault",
+    "MemoryHeld",
     "InternalError",
 ]
+DEVICE_REASONS: frozenset[FailureReason] = frozenset(
+    {"DeviceUnavailable", "DeviceFault", "MemoryHeld"}
+)
+"""Failures that another device may not have, and a restart on the same one will meet again."""
 MemoryKind = Literal["weights", "kv_cache", "workspace", "context"]
 
 
@@ -29,18 +37,20 @@ class MemoryState(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    predicted_bytes: dict[str, int]
+    predicted_bytes: Annotated[dict[str, Bytes], Field(max_length=32)]
     """Bytes by `MemoryKind`, from the model's configuration."""
-    measured_bytes: dict[str, int]
+    measured_bytes: Annotated[dict[str, Bytes], Field(max_length=32)]
     """Bytes by `MemoryKind`; empty until the model is loaded."""
-    limit_bytes: int
+    limit_bytes: Bytes
     """What the worker may use."""
 
 
 class WorkerState(BaseModel):
     """A worker at one moment."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="ignore", frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
     version: int = STATE_VERSION
     """Version of this document; it grows only when a field changes its meaning."""
@@ -56,15 +66,19 @@ class WorkerState(BaseModel):
     model_id: str
     """The model that answers."""
     device: str
-    """`cpu`, or `cuda` with the card's name."""
+    """`cpu` or `cuda`; `unknown` until the model is loaded."""
     started_at: float
     """When the process started, in seconds since 1970."""
     last_step_at: float | None = None
     """When the engine last finished a step, in seconds since 1970."""
+    seconds_since_step: Annotated[float, Field(ge=0)] = 0.0
+    """For how long the engine has had work and finished no step, by the worker's own clock."""
+    is_stalled: bool = False
+    """Whether that is longer than a step may take here."""
     requests_running: Annotated[int, Field(ge=0)] = 0
     """Requests that hold pages."""
     requests_waiting: Annotated[int, Field(ge=0)] = 0
-    """Requests that wait for pages."""
+    """Requests that wait for pages, for a place among the running ones, or for their turn."""
     pool_pages: Annotated[int, Field(ge=0)] = 0
     """All KV pages."""
     free_pages: Annotated[int, Field(ge=0)] = 0
@@ -81,6 +95,11 @@ class WorkerState(BaseModel):
     """KV bytes that requests hold or wait for, over the pool; may exceed 100."""
     out_of_memory_retries: Annotated[int, Field(ge=0)] = 0
     """Batches that were tried again because memory ran out, since the start."""
+    out_of_memory_failures: Annotated[int, Field(ge=0)] = 0
+    """Requests that memory did not suffice for even alone, since the start."""
+    is_exhausted: bool = False
+    """Whether retrying is used up: the last such requests failed one after another, with none in
+    between that could be computed."""
     loading_progress: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the weights that are loaded."""
 

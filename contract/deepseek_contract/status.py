@@ -13,11 +13,12 @@ from deepseek_contract.schema import ApiModel, keyed
 from deepseek_contract.text import Bytes, Count
 
 ConditionType = Literal[
-    "Ready", "Progressing", "Degraded", "QuotaExceeded", "ScalingActive", "ModelCached"
+    "Ready", "Progressing", "Degraded", "QuotaExceeded", "ScalingActive", "ModelCached", "Routed"
 ]
 
 ReadyReason = Literal[
     "Available",
+    "FallbackAvailable",
     "ScaledToZero",
     "InvalidSpec",
     "NameTaken",
@@ -31,6 +32,8 @@ ReadyReason = Literal[
     "ModelLoading",
     "ModelUnusable",
     "ModelTooLarge",
+    "PartitionUnavailable",
+    "TenantLimit",
     "WorkerCrashing",
     "RolloutInProgress",
     "PodsNotReady",
@@ -39,11 +42,26 @@ ProgressingReason = Literal[
     "RolloutInProgress", "RolloutBlocked", "RolloutComplete", "InvalidSpec", "ApplyRefused"
 ]
 DegradedReason = Literal[
-    "PrimaryServing", "FallbackServing", "NoCapacity", "PromotionBlockedByFallback"
+    "PrimaryServing",
+    "DegradePending",
+    "FallbackStarting",
+    "FallbackServing",
+    "NoCapacity",
+    "Pinned",
+    "PromotionBlockedByFallback",
+    "SwapInProgress",
+    "Promoting",
 ]
-QuotaExceededReason = Literal["WithinQuota", "CreationRefused"]
+QuotaExceededReason = Literal["WithinQuota", "CreationRefused", "TenantLimit"]
 ScalingActiveReason = Literal[
-    "FixedReplicas", "Scaling", "MetricUnavailable", "ProviderUnavailable"
+    "FixedReplicas",
+    "LeftToOthers",
+    "Starting",
+    "Scaling",
+    "MetricUnavailable",
+    "ProviderUnavailable",
+    "ForeignAutoscaler",
+    "ApplyRefused",
 ]
 ModelCachedReason = Literal[
     "InWorkerImage",
@@ -59,12 +77,17 @@ ModelCachedReason = Literal[
     "ModelNotFound",
     "AccessDenied",
     "SecretMissing",
+    "ConfigMapMissing",
+    "CreationRefused",
     "ClaimMissing",
     "ClaimPending",
     "SingleNodeVolume",
     "CacheForbidden",
     "ImageUnavailable",
     "ApplyRefused",
+]
+RoutedReason = Literal[
+    "Accepted", "NotAccepted", "Waiting", "GatewayApiMissing", "RetryUnsupported", "ApplyRefused"
 ]
 ConditionReason = (
     ReadyReason
@@ -73,6 +96,7 @@ ConditionReason = (
     | QuotaExceededReason
     | ScalingActiveReason
     | ModelCachedReason
+    | RoutedReason
 )
 
 REASONS: dict[ConditionType, tuple[str, ...]] = {
@@ -82,8 +106,51 @@ REASONS: dict[ConditionType, tuple[str, ...]] = {
     "QuotaExceeded": get_args(QuotaExceededReason),
     "ScalingActive": get_args(ScalingActiveReason),
     "ModelCached": get_args(ModelCachedReason),
+    "Routed": get_args(RoutedReason),
 }
+EventReason = Literal["NodeSwitched", "NodeSwitchingUsedUp"]
+"""Reasons of Kubernetes events about steps that are no condition."""
 HISTORY_LENGTH = 10
+
+TenantConditionType = Literal[
+    "Ready",
+    "OverQuota",
+    "CapBelowOneUnit",
+    "NamespaceTaken",
+    "GuaranteesOvercommitted",
+    "NodesContradict",
+]
+TenantReadyReason = Literal[
+    "QuotaDealt",
+    "InvalidSpec",
+    "NoNamespaces",
+    "NamespaceMissing",
+    "PartitionUnavailable",
+    "ApplyRefused",
+]
+TenantOverQuotaReason = Literal["WithinQuota", "GracePeriod", "Shrinking", "PodsOfOthers"]
+TenantCapReason = Literal["CapHoldsUnits", "CapBelowOneUnit"]
+TenantNamespaceReason = Literal["NamespacesAreFree", "NamespaceInTwoTenants"]
+TenantGuaranteeReason = Literal[
+    "GuaranteesFit", "GuaranteesExceedCluster", "GuaranteesExceedPartition", "GuaranteeBelowOneUnit"
+]
+TenantNodesReason = Literal["LabelsAgree", "ContradictoryLabels"]
+TenantConditionReason = (
+    TenantReadyReason
+    | TenantOverQuotaReason
+    | TenantCapReason
+    | TenantNamespaceReason
+    | TenantGuaranteeReason
+    | TenantNodesReason
+)
+TENANT_REASONS: dict[TenantConditionType, tuple[str, ...]] = {
+    "Ready": get_args(TenantReadyReason),
+    "OverQuota": get_args(TenantOverQuotaReason),
+    "CapBelowOneUnit": get_args(TenantCapReason),
+    "NamespaceTaken": get_args(TenantNamespaceReason),
+    "GuaranteesOvercommitted": get_args(TenantGuaranteeReason),
+    "NodesContradict": get_args(TenantNodesReason),
+}
 
 
 class Metadata(ApiModel):
@@ -145,19 +212,59 @@ class MemoryStatus(StatusModel):
     """Bytes in use over the limit, of the worker that uses most."""
 
 
+class NodeSwitch(StatusModel):
+    """A pod that was moved to another node."""
+
+    time: Annotated[str, Field(max_length=32)]
+    """When, in RFC 3339 form."""
+    pod: Annotated[str, Field(max_length=253)]
+    """The pod that was quarantined."""
+    node: Annotated[str, Field(max_length=253)]
+    """The node that it left."""
+    cause: Annotated[str, Field(pattern="^[A-Za-z]+$", max_length=64)]
+    """Why: `NodeSilent`, `EngineStalled`, `DeviceFault` or `MemoryExhausted`."""
+
+
 class RecoveryStatus(StatusModel):
     """How far the recovery ladder has been climbed."""
 
     level: Annotated[int, Field(ge=0, le=3)] = 0
-    """0: nothing is wrong; 1: batches are retried; 2: pods change node; 3: a fallback serves."""
+    """0: nothing is wrong; 1: batches are retried; 2: pods change node; 3: a fallback serves
+    or is needed."""
     batch_retries: Count = 0
     """Batches retried after running out of memory."""
     node_switches: Count = 0
     """Pods moved to another node."""
     degradations: Count = 0
     """Times that a fallback took over."""
+    message: Annotated[str, Field(max_length=1024)] | None = None
+    """Why the ladder stands on level 2 or 3, for people."""
     last_change_time: Annotated[str, Field(max_length=32)] | None = None
     """When the level last changed."""
+    switches: Annotated[list[NodeSwitch], Field(max_length=60)] | None = None
+    """The switches of the last hour, the oldest first: what the budget counts."""
+
+
+class DegradeStatus(StatusModel):
+    """What the operator has to remember while a fallback serves; everything else it can see."""
+
+    phase: Annotated[str, Field(max_length=32)]
+    """`primary`, `degraded`, `blocked` (the primary fits only on the fallback's units) or
+    `swapping` (the fallback was drained for the primary)."""
+    since: Annotated[str, Field(max_length=32)] | None = None
+    """When the phase began, in RFC 3339 form."""
+    fallback: Annotated[str, Field(max_length=63)] | None = None
+    """The fallback that was started last."""
+    attempts: Count = 0
+    """Refused primaries or failed swaps in a row."""
+    next_attempt_time: Annotated[str, Field(max_length=32)] | None = None
+    """Until when the primary is not tried again."""
+    next_step_time: Annotated[str, Field(max_length=32)] | None = None
+    """Until when the fallback gets no more pods and no better one is tried beside it."""
+    generation: Annotated[int, Field(ge=0, le=2**62)] = 0
+    """The object's generation when the primary was last refused."""
+    degradations: Count = 0
+    """How often a fallback took over."""
 
 
 class Transition(StatusModel):
@@ -175,11 +282,14 @@ class DeepSeekDeploymentStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """The generation of the object that this is about."""
     conditions: Annotated[list[Condition], keyed("type", max_items=16)] | None = None
-    """Ready, Progressing, Degraded, QuotaExceeded, ScalingActive and ModelCached."""
+    """Ready, Progressing, Degraded, QuotaExceeded, ScalingActive and ModelCached; Routed where the
+    object asks for an HTTPRoute."""
     active_model: Annotated[str, Field(max_length=2048)] | None = None
     """Source of the model that answers; absent while none does."""
     replicas: Count | None = None
     """Pods there are."""
+    wanted_replicas: Count | None = None
+    """Pods that there are to be: `spec.replicas`, or what an autoscaler has set."""
     ready_replicas: Count | None = None
     """Pods of the current generation that answer."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
@@ -188,5 +298,7 @@ class DeepSeekDeploymentStatus(StatusModel):
     """Memory of a pod."""
     recovery: RecoveryStatus | None = None
     """The recovery ladder."""
+    degrade: DegradeStatus | None = None
+    """Degrading and promoting."""
     history: Annotated[list[Transition], Field(max_length=HISTORY_LENGTH)] | None = None
     """The last ten changes, newest first."""

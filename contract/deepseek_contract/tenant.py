@@ -1,7 +1,7 @@
 """`DeepSeekTenant`: whose namespaces may use which share of the cluster's GPU memory.
 
-The source of the CRD and of its reference page. The kind is installed; creating one is refused
-until the operator deals out quotas.
+The source of the CRD and of its reference page. An operator that serves the whole cluster deals
+tenants' shares out into ResourceQuotas; one that serves single namespaces knows no tenants.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -16,14 +16,6 @@ KIND = "DeepSeekTenant"
 PLURAL = "deepseektenants"
 
 Duration = Annotated[str, Field(pattern="^[1-9][0-9]{0,4}(s|m|h|d)$", max_length=8)]
-
-# The change that makes the operator deal out quotas deletes this rule.
-NOT_YET = Rule(
-    cel="false",
-    holds=lambda _tenant: False,
-    message="DeepSeekTenant is not available in this version",
-    reason="FieldValueForbidden",
-)
 
 
 class GpuMemory(ApiModel):
@@ -45,10 +37,10 @@ class GpuMemory(ApiModel):
 
 
 class Partition(ApiModel):
-    """Which kind of device the tenant's pods may use."""
+    """Which kind of device the tenant's pods may use; all others get a quota of 0."""
 
     mode: Literal["whole", "mig", "vgpu"] = "whole"
-    """`whole` GPUs, `mig` slices or `vgpu` shares."""
+    """`whole` GPUs, `mig` slices, or `vgpu` shares of a GPU's memory that HAMi deals out."""
     mig_profile: (
         Annotated[str, Field(pattern=r"^[1-7]g\.[1-9][0-9]{0,2}gb(\+me|\+gfx)?$", max_length=16)]
         | None
@@ -71,13 +63,16 @@ class Dynamic(ApiModel):
     """How quota moves with use."""
 
     enabled: bool = True
-    """Whether it moves at all."""
+    """Whether it moves at all; if not, the tenant always has what it would get if everybody asked
+    for all that they may."""
     half_life: Duration = "24h"
-    """After which time past use counts half."""
+    """After which time past use counts half; who used memory until lately finds it there when they
+    come back."""
     interval: Duration = "1m"
-    """How often the shares are computed."""
+    """How often the shares are computed at least: changes of nodes, pods and tenants are looked at
+    when they happen."""
     grace_seconds: Seconds = 120
-    """Within which time a guarantee comes back to its owner."""
+    """For how long pods beyond a share that became smaller may go on; then they have ended."""
 
 
 class DeepSeekTenantSpec(ApiModel):
@@ -91,7 +86,8 @@ class DeepSeekTenantSpec(ApiModel):
     gpu_memory: GpuMemory
     """The tenant's share of the cluster's GPU memory."""
     max_percent_per_card: Percent | None = None
-    """The most of one card, for cards that are shared."""
+    """The most of one card that one pod may take, for cards that are shared: a deployment that
+    asks for more gets no pods."""
     weight: Annotated[int, Field(ge=1, le=1000)] = 100
     """How spare memory is divided among those who want it."""
     partition: Partition = section(Partition)
@@ -123,13 +119,16 @@ class DeepSeekTenantStatus(StatusModel):
     observed_generation: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """The generation of the object that this is about."""
     conditions: Annotated[list[Condition], keyed("type", max_items=16)] | None = None
-    """Ready, CapBelowOneUnit, NamespaceTaken and GuaranteesOvercommitted."""
+    """Ready, OverQuota, CapBelowOneUnit, NamespaceTaken, GuaranteesOvercommitted and
+    NodesContradict."""
     quota: Share | None = None
     """What the tenant may use now."""
     used: Share | None = None
-    """What its pods hold now."""
+    """What its pods on nodes hold now."""
     past_used: Share | None = None
-    """Past use, decayed."""
+    """Past use, decayed: what shares go by. It is written when it changed by 5 points."""
+    past_used_time: Annotated[str, Field(max_length=32)] | None = None
+    """When `pastUsed` was that, in RFC 3339 form; a restarted operator goes on from there."""
 
 
 class DeepSeekTenant(ApiModel):
@@ -145,5 +144,3 @@ class DeepSeekTenant(ApiModel):
     """What the tenant may use."""
     status: DeepSeekTenantStatus | None = None
     """What the tenant has."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (NOT_YET,)

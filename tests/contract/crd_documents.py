@@ -44,6 +44,7 @@ BESIDE: dict[str, Document] = {
     "migProfile": {"mode": "mig"},
     "memoryGiB": {"mode": "vgpu"},
     "count": {"mode": "dra"},
+    "fallbacks[]": {"gpu": {"mode": "cpu"}},
     "degrade": {"fallbacks": []},
     "promote": {"fallbacks": []},
     "tolerationSeconds": {"key": "a", "effect": "NoExecute"},
@@ -199,5 +200,6 @@ def specs(draw: st.DrawFn, schema: Schema, rare: frozenset[str]) -> Document:
             case 2 if isinstance(container[key], int):
                 container[key] += draw(st.sampled_from((-1, 1)))
             case _:
-                container[key] = draw(st.sampled_from(JUNK))
+                # A copy: the next place that is broken may be within it.
+                container[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
     return holder

@@ -57,6 +57,25 @@ ACCEPTED = {
     "a download with a port and a query": source(
         f"https://m.example:8443/f?a=b&c=%20#sha256={SHA256}"
     ),
+    "autoscaling": {"autoscaling": {"maxReplicas": 3}},
+    "autoscaling by a name that an HPA would not take": {
+        "autoscaling": {"maxReplicas": 3, "metric": "nvidia.com/gpu_memory_used_percent"}
+    },
+    "autoscaling with all that it has": {
+        "replicas": 7,
+        "autoscaling": {
+            "minReplicas": 2,
+            "maxReplicas": 9,
+            "gpuMemoryPercent": 70,
+            "metric": "used",
+            "queuedRequestsPerReplica": 1,
+            "provider": "keda",
+            "behavior": {
+                "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max"},
+                "scaleDown": {"policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}]},
+            },
+        },
+    },
     "a folder of the node": source("nodePath:///data/models/r1"),
     "a token for the hub": source("hf://a/b", credentialsSecret={"name": "hub"}),
     "certificates for the hub": source("hf://a/b", certificateAuthority={"name": "ca"}),
@@ -68,12 +87,24 @@ ACCEPTED = {
     "null for absent": {"replicas": None, "model": {"servedName": None}, "memory": None},
     "no pods": {"replicas": 0},
     "a CPU": {"gpu": {"mode": "cpu"}},
+    "a MIG slice": {"gpu": {"mode": "mig", "migProfile": "1g.18gb"}},
+    "a MIG slice with media engines": {"gpu": {"mode": "mig", "migProfile": "1g.10gb+me"}},
+    "a share of a GPU": {"gpu": {"mode": "vgpu", "memoryGiB": 20}},
+    "a priority": {"priority": -5},
     "every percent": {"gpu": {"memoryLimitPercent": 100}},
     "a load balancer": {
         "routing": {"service": {"type": "LoadBalancer", "annotations": {"a.example/b": "c"}}}
     },
     "API keys": {"security": {"apiKeySecret": {"name": "keys"}}},
     "one replica after the other": {"rollout": "replace"},
+    "adapters": source(
+        "package://smollm2",
+        lora=[
+            {"name": "terse", "source": "pvc://adapters/terse"},
+            {"name": "sql-2", "source": "oci://registry.example/sql:1#path=adapter"},
+            {"name": "local", "source": "nodePath:///srv/adapter_model.safetensors"},
+        ],
+    ),
     "a whole number of bytes": memory(5),
     "binary gigabytes": memory("1.5Gi"),
     "millicores": pod(resources={"requests": {"cpu": "250m"}, "limits": {"cpu": "0.5"}}),
@@ -123,31 +154,46 @@ REFUSED = {
         "may not be given beside existingClaim",
     ),
     "a name with a blank": (source("package://smollm2", servedName="my model"), None),
-    "8 bit weights": (
-        source("package://smollm2", weights="fp8"),
-        "spec.model.weights fp8 is not available in this version: use auto or bf16",
-    ),
-    "8 bit keys": (
-        source("package://smollm2", kvCache="int8"),
-        "spec.model.kvCache int8 is not available in this version",
-    ),
     "weights of 3 bit": (source("package://smollm2", weights="int3"), None),
-    "adapters": (
+    "keys of 4 bit": (source("package://smollm2", kvCache="int4"), None),
+    "an adapter that would be downloaded": (
         source("package://smollm2", lora=[{"name": "a", "source": "hf://a/b"}]),
-        "spec.model.lora is not available in this version",
+        "adapters are not downloaded in this version, and source is 'hf://a/b'",
     ),
-    "a MIG slice": (
-        {"gpu": {"mode": "mig", "migProfile": "1g.18gb"}},
-        "spec.gpu.mode mig is not available in this version: use whole or cpu",
+    "an adapter from nowhere": (
+        source("package://smollm2", lora=[{"name": "a", "source": "/adapters/a"}]),
+        "allowed are",
     ),
+    "an adapter under the object's name": (
+        source("package://smollm2", lora=[{"name": "example", "source": "pvc://a"}]),
+        "an adapter may not have the name that the model itself is served under",
+    ),
+    "an adapter under the served name": (
+        source("package://smollm2", servedName="big", lora=[{"name": "big", "source": "pvc://a"}]),
+        "an adapter may not have the name that the model itself is served under",
+    ),
+    "a claim of a device": (
+        {"gpu": {"mode": "dra"}},
+        "spec.gpu.mode dra is not available in this version: use whole, mig, vgpu or cpu",
+    ),
+    "two MIG slices": (
+        {"gpu": {"mode": "mig", "migProfile": "1g.18gb", "count": 2}},
+        "with the mode mig the count must be 1",
+    ),
+    "two shares of a GPU": (
+        {"gpu": {"mode": "vgpu", "memoryGiB": 20, "count": 2}},
+        "with the mode vgpu the count must be 1",
+    ),
+    "a MIG profile for a whole GPU": (
+        {"gpu": {"migProfile": "1g.18gb"}},
+        "belongs to the mode mig",
+    ),
+    "a share of a GPU of no size": ({"gpu": {"mode": "vgpu"}}, "that mode needs it; mode is vgpu"),
+    "a misspelt share": ({"gpu": {"mode": "vgpu", "gpumemory": 20}}, None),
     "a MIG slice without profile": ({"gpu": {"mode": "mig"}}, "that mode needs it; mode is mig"),
     "a MIG profile that no card has": (
         {"gpu": {"mode": "mig", "migProfile": "9g.99gb"}},
         None,
-    ),
-    "a share of a GPU": (
-        {"gpu": {"mode": "vgpu", "memoryGiB": 20}},
-        "spec.gpu.memoryGiB is not available in this version",
     ),
     "GPU memory for a whole GPU": (
         {"gpu": {"memoryGiB": 20}},
@@ -163,39 +209,86 @@ REFUSED = {
     "half a percent": ({"gpu": {"memoryLimitPercent": 99.5}}, None),
     "a percent with its sign": ({"gpu": {"memoryLimitPercent": "80%"}}, None),
     "host memory": ({"memory": {"hostKvGiB": 10}}, "spec.memory is not available"),
-    "autoscaling": (
-        {"autoscaling": {"maxReplicas": 3}},
-        "spec.autoscaling is not available in this version: set spec.replicas",
-    ),
     "fewest above most": (
         {"autoscaling": {"minReplicas": 4, "maxReplicas": 3}},
         "minReplicas may not be above maxReplicas",
     ),
-    "an autoscaling target of zero": (
-        {"autoscaling": {"maxReplicas": 3, "gpuMemoryPercent": 0}},
+    **{
+        f"an autoscaling target of {target!r}": (
+            {"autoscaling": {"maxReplicas": 3, "gpuMemoryPercent": target}},
+            None,
+        )
+        for target in (0, -5, 101, 99.5, "80%")
+    },
+    "autoscaling to nothing": ({"autoscaling": {"maxReplicas": 0}}, None),
+    "autoscaling from nothing": ({"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}, None),
+    "autoscaling without a limit": ({"autoscaling": {"minReplicas": 2}}, None),
+    "a metric of somebody else": (
+        {"autoscaling": {"maxReplicas": 2, "metric": "DCGM_FI_DEV_FB_USED"}},
         None,
     ),
-    "autoscaling to nothing": ({"autoscaling": {"maxReplicas": 0}}, None),
-    "a fallback": (
+    "a fallback that is the primary": (
         {"fallbacks": [{"name": "small", "model": {"source": "package://smollm2"}}]},
-        "spec.fallbacks is not available in this version",
+        "a fallback must differ from the primary",
+    ),
+    "the same fallback twice": (
+        {
+            "fallbacks": [
+                {"name": "one", "model": {"source": "package://tiny"}},
+                {"name": "two", "model": {"source": "package://tiny"}},
+            ]
+        },
+        "two fallbacks are the same model on the same gpu",
+    ),
+    "a fallback on more GPUs": (
+        {
+            "fallbacks": [
+                {"name": "big", "model": {"source": "package://tiny"}, "gpu": {"count": 2}}
+            ]
+        },
+        "a fallback may not ask for more GPUs, or more of one, than the primary",
+    ),
+    "a fallback on more of a GPU": (
+        {
+            "gpu": {"mode": "vgpu", "memoryGiB": 8},
+            "fallbacks": [
+                {
+                    "name": "big",
+                    "model": {"source": "package://tiny"},
+                    "gpu": {"mode": "vgpu", "memoryGiB": 9},
+                }
+            ],
+        },
+        "a fallback may not ask for more GPUs, or more of one, than the primary",
+    ),
+    "a fallback with a fallback": (
+        {
+            "fallbacks": [
+                {"name": "one", "model": {"source": "package://tiny"}, "fallbacks": []},
+            ]
+        },
+        "fallbacks",
+    ),
+    "a fallback that is named primary": (
+        {"fallbacks": [{"name": "primary", "model": {"source": "package://tiny"}}]},
+        "a fallback may not be named primary",
+    ),
+    "two fallbacks of one name": (
+        {
+            "fallbacks": [
+                {"name": "a", "model": {"source": "package://tiny"}},
+                {"name": "a", "model": {"source": "package://other"}},
+            ]
+        },
+        None,
     ),
     "degrading without fallback": ({"degrade": {"afterSeconds": 5}}, "degrade needs fallbacks"),
     "promoting without fallback": ({"promote": {}}, "promote needs fallbacks"),
     "a rollout by fallback": ({"rollout": "viaFallback"}, "rollout viaFallback needs fallbacks"),
-    "retries": (
-        {"recovery": {"retriesPerBatch": 3}},
-        "spec.recovery.retriesPerBatch is not available in this version",
-    ),
     "node switches": (
-        {"recovery": {"nodeSwitchesPerHour": 3}},
-        "spec.recovery.nodeSwitchesPerHour is not available in this version",
+        {"recovery": {"nodeSwitchesPerHour": 61}},
+        None,
     ),
-    "a route": (
-        {"routing": {"httpRoute": {"gateways": [{"name": "g"}]}}},
-        "spec.routing.httpRoute is not available in this version",
-    ),
-    "a priority": ({"priority": 1}, "spec.priority is not available in this version"),
     "an unknown field": ({"replica": 1}, None),
     "an unknown field below": ({"gpu": {"gpumem": 1}}, None),
     "Python's spelling of a field": ({"min_available": 1}, None),
@@ -445,6 +538,45 @@ def test_scale_reads_and_writes_the_replicas(api_server: Any) -> None:
     assert answer.is_accepted, answer.message
     assert stored["spec"]["replicas"] == 4
     assert stored["metadata"]["generation"] == 2
+
+
+SCALED = {"autoscaling": {"maxReplicas": 3}}
+REPLICAS = {
+    "replicas under autoscaling": (SCALED, SCALED | {"replicas": 2}, False),
+    "replicas with the end of autoscaling": (SCALED, {"replicas": 2}, True),
+    "replicas with its beginning": ({}, SCALED | {"replicas": 2}, True),
+    "other limits": (SCALED, {"autoscaling": {"minReplicas": 2, "maxReplicas": 5}}, True),
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_allowed"), [pytest.param(*case, id=name) for name, case in REPLICAS.items()]
+)
+def test_replicas_do_not_change_while_an_autoscaler_sets_them(
+    old: dict[str, Any], new: dict[str, Any], is_allowed: bool
+) -> None:
+    before = DeepSeekDeployment.parse(document(old)).spec
+    after = DeepSeekDeployment.parse(document(new)).spec
+
+    assert (after.broken_update_rules(before) == []) == is_allowed
+
+
+@pytest.mark.control_plane
+@pytest.mark.parametrize(
+    ("old", "new", "is_allowed"), [pytest.param(*case, id=name) for name, case in REPLICAS.items()]
+)
+def test_the_api_server_keeps_replicas_while_an_autoscaler_sets_them(
+    api_server: Any, old: dict[str, Any], new: dict[str, Any], is_allowed: bool
+) -> None:
+    created = api_server.create(PATH, document(old, "scaling"), dry_run=False)
+    changed = document(new, "scaling")
+    changed["metadata"]["resourceVersion"] = created.body["metadata"]["resourceVersion"]
+
+    answer = api_server.replace(f"{PATH}/scaling", changed)
+
+    api_server.client.delete(f"{PATH}/scaling")
+    assert answer.is_accepted == is_allowed, answer.message
+    assert is_allowed or "replicas is set by autoscaling" in answer.message
 
 
 def test_every_field_that_is_refused_exists_and_carries_no_default() -> None:

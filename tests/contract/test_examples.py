@@ -2,28 +2,34 @@
 
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 
 from deepseek_contract.deployment import DeepSeekDeployment
-from deepseek_contract.status import REASONS, ConditionType
+from deepseek_contract.status import REASONS, TENANT_REASONS
+from deepseek_contract.tenant import DeepSeekTenant
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "manifests/examples").iterdir() if path.is_dir())
 KEYS = {
     "object",
+    "tenant",
     "within_seconds",
     "ready_replicas",
     "conditions",
     "without_internet",
+    "without_gpus",
     "ask",
     "refused_without_key",
     "worker_image",
 }
 COLLECTIONS = {
+    "Namespace": "/api/v1/namespaces",
+    "DeepSeekTenant": "/apis/deepseek.dev/v1alpha1/deepseektenants",
     "DeepSeekDeployment": "/apis/deepseek.dev/v1alpha1/namespaces/restricted/deepseekdeployments",
     "Secret": "/api/v1/namespaces/restricted/secrets",
     "PersistentVolumeClaim": "/api/v1/namespaces/restricted/persistentvolumeclaims",
@@ -46,12 +52,21 @@ def expectation(folder: Path) -> dict[str, Any]:
 
 
 @each_example
-def test_its_deployments_are_accepted(folder: Path) -> None:
-    deployments = [m for m in manifests(folder) if m["kind"] == "DeepSeekDeployment"]
+def test_its_objects_are_accepted(folder: Path) -> None:
+    kinds: dict[str, type[DeepSeekDeployment | DeepSeekTenant]] = {
+        "object": DeepSeekDeployment,
+        "tenant": DeepSeekTenant,
+    }
+    expected = expectation(folder)
+    (key,) = expected.keys() & kinds
 
-    names = [DeepSeekDeployment.parse(document).metadata.name for document in deployments]
+    names = [
+        kinds[key].parse(document).metadata.name
+        for document in manifests(folder)
+        if document["kind"] == kinds[key].__name__
+    ]
 
-    assert expectation(folder)["object"] in names
+    assert expected[key] in names
 
 
 @each_example
@@ -79,10 +94,11 @@ def test_what_it_expects_can_happen(folder: Path) -> None:
     conditions = {
         **expected["conditions"],
         **expected.get("without_internet", {}).get("conditions", {}),
+        **expected.get("without_gpus", {}).get("conditions", {}),
     }
+    reasons: Mapping[str, tuple[str, ...]] = TENANT_REASONS if "tenant" in expected else REASONS
     for kind, condition in conditions.items():
-        assert kind in get_args(ConditionType)
-        assert condition["reason"] in REASONS[kind]
+        assert condition["reason"] in reasons[kind]
         assert condition["status"] in {"True", "False"}
     if "ask" in expected:
         assert {"prompt", "contains"} <= expected["ask"].keys()

@@ -1,9 +1,13 @@
 """Names, types, units and labels of the metrics."""
 
+import json
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from cluster import programs
 from deepseek_contract import metrics
 from deepseek_contract.metrics import OPERATOR_METRICS, WORKER_METRICS, Metric
 
@@ -32,3 +36,65 @@ def test_only_histograms_have_buckets_and_they_grow(metric: Metric) -> None:
     assert bool(metric.buckets) == (metric.type == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert not metric.label_values or len(metric.labels) == 1
+
+
+MATCHERS = 'namespace="team",deployment="chat",tier="primary"'
+ELSEWHERE = MATCHERS.replace("team", "other")
+DEMAND = metrics.GPU_MEMORY_DEMAND_PERCENT.name
+# Case: by the labels of a target its demand and Prometheus' `up`, a sample each 15 s; seconds from
+# the start; what the query then gives by pod.
+QUERIES: dict[str, tuple[dict[str, tuple[str, str]], int, dict[str, float]]] = {
+    "each pod counts by itself": (
+        {'pod="a"': ("150x8", "1x8"), 'pod="b"': ("20x8", "1x8")}, 120, {"a": 150, "b": 20},
+    ),
+    "a scrape that failed is bridged": ({'pod="a"': ("150 _x3", "1 0x3")}, 45, {"a": 150}),
+    "one that keeps failing is not": ({'pod="a"': ("150 _x8", "1 0x8")}, 90, {}),
+    "a pod that was replaced is gone at once": (
+        {
+            'pod="old"': ("150 150 stale", "1 1 stale"),
+            'pod="new"': ("_ _ 140x4", "_ _ 1x4"),
+        },
+        45,
+        {"new": 140},
+    ),
+    "a pod that two jobs scrape counts once": (
+        {'pod="a",job="one"': ("150x8", "1x8"), 'pod="a",job="two"': ("150x8", "1x8")},
+        120,
+        {"a": 150},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.control_plane
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", QUERIES)
+def test_the_autoscaler_s_query_gives_each_pod_s_last_value(case: str, tmp_path: Path) -> None:
+    targets, seconds, expected = QUERIES[case]
+    theirs = {f'{ELSEWHERE},pod="a"': ("70x8", "1x8")}
+    ours = {f"{MATCHERS},{labels}": values for labels, values in targets.items()}
+    question = {
+        "expr": metrics.value_of_each_pod(DEMAND, MATCHERS),
+        "eval_time": f"{seconds}s",
+        "exp_samples": [
+            {"labels": f'{{pod="{pod}"}}', "value": value} for pod, value in expected.items()
+        ],
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [
+            {"series": f"{name}{{{labels}}}", "values": values[place]}
+            for labels, values in (ours | theirs).items()
+            for place, name in enumerate((DEMAND, "up"))
+        ],
+        "promql_expr_test": [question],
+    }
+    file = tmp_path / "test.yaml"
+    # Samples are only put in up to the last whole interval before the question.
+    file.write_text(json.dumps({"evaluation_interval": "15s", "tests": [test]}))
+    promtool = programs.ensure(["promtool"])["promtool"]
+
+    done = subprocess.run(
+        [promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr

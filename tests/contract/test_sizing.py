@@ -8,6 +8,9 @@ from deepseek_contract.sizing import (
     Prediction,
     UnknownShapeError,
     kv_bytes_per_token,
+    kv_layer_bytes,
+    kv_page_bytes,
+    product_bytes,
     shape_of_config,
     shape_of_gguf,
     weight_bytes,
@@ -149,14 +152,45 @@ def test_16_bit_weights_take_two_bytes_a_parameter() -> None:
     assert weight_bytes(shape, "float32") == 4 * 8_030_261_248
 
 
-def test_quantized_weights_keep_embeddings_in_16_bit_and_carry_scales() -> None:
+def test_quantized_weights_keep_embeddings_and_carry_scales() -> None:
     shape = shape_of_config(dense("LlamaForCausalLM", 1, 256, 2, 2, 256, 1000))
     num_linear = 7 * 256 * 256
     num_plain = shape.num_parameters - num_linear
 
-    assert weight_bytes(shape, "fp8") == 2 * num_plain + num_linear + 7 * 2 * 2 * 4
+    assert weight_bytes(shape, "fp8") == 2 * num_plain + num_linear + 7 * 256 * 4
+    assert weight_bytes(shape, "fp8_block") == 2 * num_plain + num_linear + 7 * 2 * 2 * 4
     assert weight_bytes(shape, "int8") == 2 * num_plain + num_linear + 7 * 256 * 4
-    assert weight_bytes(shape, "int4") == 2 * num_plain + num_linear // 2 + 7 * 256 * 2 * 4
+    assert weight_bytes(shape, "int4") == 2 * num_plain + num_linear // 2 + 7 * 256 * 2 * 2
+    assert weight_bytes(shape, "int4_zero_points") == weight_bytes(shape, "int4") + 7 * 256 * 2
+    assert weight_bytes(shape, "int8", plain_bytes=4) == 4 * num_plain + num_linear + 7 * 256 * 4
+
+
+def test_4_bit_weights_are_filled_up_to_whole_tiles() -> None:
+    # 65 rows take two tiles of 64, 576 columns three of 256.
+    assert product_bytes(65, 576, "int4") == 128 * 768 // 2 + 128 * 6 * 2
+
+
+def test_4_bit_weights_of_the_served_models_are_hardly_filled_up() -> None:
+    for config in (QWEN_1_5B, QWEN_7B, QWEN_14B, QWEN_32B, LLAMA_8B, LLAMA_70B, DEEPSEEK_7B):
+        for rows, columns in shape_of_config(config).products():
+            packed = rows * columns // 2 + rows * (columns // 128) * 2
+            assert product_bytes(rows, columns, "int4") <= 1.01 * packed
+
+
+def test_products_hold_the_same_parameters_as_matrices() -> None:
+    for config in (QWEN_7B, SMOLLM2, V2_LITE, V3):
+        shape = shape_of_config(config)
+        products = sum(rows * columns for rows, columns in shape.products())
+        assert products == sum(rows * columns for rows, columns in shape.matrices())
+
+
+def test_each_layer_of_a_page_has_its_own_precision_and_begins_aligned() -> None:
+    shape = shape_of_config(dense("LlamaForCausalLM", 3, 64, 4, 1, 128, 100, head_dim=6))
+
+    assert kv_layer_bytes(shape, "bf16", 16) == 16 * 2 * 6 * 2
+    assert kv_layer_bytes(shape, "int8", 16) == 16 * 2 * (6 + 4)
+    assert kv_layer_bytes(shape, "fp8", 1) == 16
+    assert kv_page_bytes(shape, ("bf16", "int8", "fp8"), 16) == 384 + 320 + 192
 
 
 def test_the_workspace_grows_with_tokens_and_with_rows_of_logits() -> None:
