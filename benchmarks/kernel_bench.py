@@ -21,6 +21,9 @@ from deepseek_kernels.cost import Cost
 COLD_BYTES = 320 * 2**20
 """More than five times the L2 cache of an H200."""
 
+is_measuring = True
+"""False in processes that only compile."""
+
 ROUNDS = 5
 ROUND_MICROSECONDS = 4_000.0
 """Time spent on one function in one round, at least one replay."""
@@ -110,9 +113,22 @@ class Row:
     better: Literal["higher", "lower"] = "higher"
 
 
+def prepare(row: Row) -> None:
+    """Call what a row measures once, so that the compilers' caches have it."""
+    workload = row.build()
+    for calls in (workload.candidate, *workload.baselines.values()):
+        calls[0]()
+    torch.cuda.synchronize()
+
+
+def sets(count: int) -> int:
+    """Return a number of sets of inputs, or few where nothing is measured."""
+    return count if is_measuring else min(count, 2)
+
+
 def sets_for(bytes_per_set: int, *, least: int = 2, most: int = 64) -> int:
     """Return how many sets of inputs make the cache cold for each."""
-    return max(least, min(most, -(-COLD_BYTES // max(bytes_per_set, 1)) + 1))
+    return sets(max(least, min(most, -(-COLD_BYTES // max(bytes_per_set, 1)) + 1)))
 
 
 def compare(workload: Workload, ceilings: Ceilings) -> Result:

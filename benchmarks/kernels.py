@@ -1,10 +1,12 @@
 """Measures every kernel on a GPU beside its baselines, the card's ceilings and its bar.
 
 Usage: python benchmarks/kernels.py [--only PART]... [--list] [--output FILE] [--commit NAME]
+       [--jobs N]
 
 Rows live in `benchmarks/kernel_rows/<family>.py` as `ROWS`. With `--only` the rows whose
 `<family>/<name>` contains PART are measured and replace those of the same name in the file; a
-row says at which commit it was measured and what the copy ceiling was then.
+row says at which commit it was measured and what the copy ceiling was then. Before anything is
+measured, `--jobs` processes compile what the rows need.
 """
 
 import argparse
@@ -23,9 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path = [path for path in sys.path if path != str(ROOT / "benchmarks")]
 sys.path = [str(ROOT / "kernels"), *sys.path, str(ROOT / "benchmarks")]
 
+import kernel_bench  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 from kernel_bench import Ceilings, Result, Row, compare, measure_ceilings  # noqa: E402
+from kernel_limits import LIMITS  # noqa: E402
 
 import deepseek_kernels  # noqa: E402
 
@@ -51,6 +55,9 @@ def main() -> int:
         print("benchmarks/kernels.py needs an NVIDIA GPU and found none", file=sys.stderr)
         return 2
     deepseek_kernels.set_backend("triton")
+    if options.share is not None:
+        return _prepare(rows[options.share :: options.jobs])
+    _compile(options.jobs)
     ceilings = measure_ceilings()
     print(json.dumps(asdict(ceilings)), flush=True)
     measured, failed = [], []
@@ -80,7 +87,29 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the rows' names")
     parser.add_argument("--commit", default=_commit(), help="what the rows say was measured")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON file to write or update")
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile; 0 for none")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _compile(jobs: int) -> None:
+    """Run this command `jobs` times with a share of the rows each, to fill the caches."""
+    command = [sys.executable, *sys.argv, "--jobs", str(jobs)]
+    shares = [subprocess.Popen([*command, "--share", str(share)]) for share in range(jobs)]
+    for share in shares:
+        share.wait()
+
+
+def _prepare(rows: list[Row]) -> int:
+    kernel_bench.is_measuring = False
+    for row in rows:
+        try:
+            kernel_bench.prepare(row)
+        except Exception as error:
+            # What is wrong shows when the row is measured.
+            print(f"not prepared: {row.name}: {type(error).__name__}", file=sys.stderr)
+        torch.cuda.empty_cache()
+    return 0
 
 
 def _commit() -> str:
@@ -102,7 +131,8 @@ def _rows() -> dict[str, Row]:
 def _record(row: Row, result: Result) -> dict[str, Any]:
     value = row.value(result)
     met = value >= row.bar if row.better == "higher" else value <= row.bar
-    return {
+    note = {"note": LIMITS[row.name]} if not met and row.name in LIMITS else {}
+    return note | {
         "name": row.name,
         "value": _round(value),
         "unit": row.unit,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from kernel_bench import Result, Row, Workload, sets_for
+from kernel_bench import sets as sets_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -149,7 +150,7 @@ def row(
 ) -> Row:
     return Row(
         name=f"{name} M={tokens}",
-        build=lambda: products(make, tokens, shapes, sets),
+        build=lambda: products(make, tokens, shapes, sets_of(sets)),
         value=_times_cublas,
         unit="x cuBLAS bf16",
         bar=bar,

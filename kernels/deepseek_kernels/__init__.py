@@ -13,6 +13,7 @@ from deepseek_kernels.layer_norm_gelu_matmul import (
     layer_norm_gelu_matmul,
     layer_norm_matmul_gelu,
 )
+from deepseek_kernels.lora import lora_add
 from deepseek_kernels.matmul import matmul
 from deepseek_kernels.matmul_w4a16 import (
     matmul_w4a16,
@@ -39,6 +40,7 @@ from deepseek_kernels.page_copy import (
 from deepseek_kernels.page_scoring import page_scores, select_pages, update_page_bounds
 from deepseek_kernels.paged_decode import paged_decode
 from deepseek_kernels.paged_prefill import paged_prefill
+from deepseek_kernels.penalties import penalize
 from deepseek_kernels.sampling import sample
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "layer_norm_gelu_matmul",
     "layer_norm_matmul_gelu",
     "layer_norm_quantize",
+    "lora_add",
     "matmul",
     "matmul_w4a16",
     "matmul_w8a8",
@@ -66,6 +69,7 @@ __all__ = [
     "page_scores",
     "paged_decode",
     "paged_prefill",
+    "penalize",
     "quantize",
     "quantize_w4a16",
     "quantize_weight",

@@ -5,6 +5,25 @@ import triton.language as tl
 
 SMALLEST_SCALE = tl.constexpr(1e-12)
 
+OVERLAPPED_TOKENS = 512
+"""Up to here the start of a launch costs more than its work does."""
+
+
+def overlaps(tokens: int) -> bool:
+    """Tell whether a launch on so many tokens shall start while the one before it ends."""
+    return tokens <= OVERLAPPED_TOKENS and not triton.knobs.runtime.interpret
+
+
+@triton.jit
+def take_turn(OVERLAP: tl.constexpr):
+    """Wait for the kernel before, and let the next one start.
+
+    What was written by the kernel before is to be read past the first-level cache (`.cg`).
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
 
 @triton.jit
 def quantization_scale(b_values, axis: tl.constexpr, MAXIMUM: tl.constexpr):

@@ -1,4 +1,4 @@
-"""Dynamic 8-bit quantisation of activations: the definition that every quantising op shares.
+"""Dynamic 8-bit quantization of activations: the definition that every quantizing op shares.
 
 A group of values gets the scale `amax / 448` (fp8 e4m3) or `amax / 127` (int8), so that
 `value = code * scale`. Groups are whole rows or 128 neighbours. A group that holds a value
@@ -22,7 +22,7 @@ SMALLEST_SCALE: Final = 1e-12
 
 
 def check_quantization(columns: int, dtype: torch.dtype, group_columns: int | None) -> int:
-    """Refuse what cannot be quantised so; return the width of a group, the row's for None.
+    """Refuse what cannot be quantized so; return the width of a group, the row's for None.
 
     Raises:
         ValueError: Names the argument, what was given and what is allowed.
@@ -39,7 +39,7 @@ def check_quantization(columns: int, dtype: torch.dtype, group_columns: int | No
 
 
 def quantize_rows(values: Tensor, dtype: torch.dtype, group_columns: int) -> tuple[Tensor, Tensor]:
-    """Quantise `values`, `[rows, columns]` fp32, in groups of neighbours.
+    """Quantize `values`, `[rows, columns]` fp32, in groups of neighbours.
 
     Returns:
         Codes `[rows, columns]` of `dtype` and scales `[rows, columns / group_columns]` fp32.

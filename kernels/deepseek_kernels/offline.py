@@ -26,9 +26,6 @@ from triton.runtime.jit import JITFunction
 
 SM_90 = GPUTarget("cuda", 90, 32)
 
-SHARED_BYTES_LIMIT = 227 * 1024
-"""Shared memory of one program on Hopper."""
-
 
 @dataclass(frozen=True)
 class Resources:

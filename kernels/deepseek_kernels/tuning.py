@@ -1,8 +1,8 @@
 """Makes the static tables of `_configs` on a GPU: never imported by the library.
 
-`python -m deepseek_kernels.tuning [OP]...` times every candidate of `<op>/tune.py` on every
-bucket and writes `configs/<op>.json`. Commit what it writes: a process that serves reads the
-table and tunes nothing.
+`python -m deepseek_kernels.tuning [TABLE]...` times the candidates that `<op>/tune.py` declares
+in `SPACES` on every bucket and writes `configs/<table>.json`. Commit what it writes: a process
+that serves reads the table and tunes nothing.
 """
 
 import argparse
@@ -30,7 +30,7 @@ COLD_BYTES = 320 * 2**20
 
 @dataclass(frozen=True)
 class Space:
-    """What `<op>/tune.py` declares as `SPACE`."""
+    """What `<op>/tune.py` declares in `SPACES`: one for each table of the operation."""
 
     op: str
     """Name of the table."""
@@ -66,7 +66,12 @@ def tune(space: Space) -> dict[str, Any]:
 
 def _microseconds(space: Space, limits: Mapping[str, int], config: Mapping[str, int]) -> float:
     """Return the median time of a call under one configuration; infinite if it does not fit."""
-    with mock.patch.object(_configs, "_pick", return_value=dict(config)):
+    pick = _configs._pick
+
+    def picked(op: str, sizes: tuple[tuple[str, int], ...]) -> dict[str, int]:
+        return dict(config) if op == space.op else pick(op, sizes)
+
+    with mock.patch.object(_configs, "_pick", picked):
         try:
             calls = [space.workload(limits)]
             copies = max(1, min(16, COLD_BYTES // max(calls[0][1], 1)))
@@ -91,26 +96,26 @@ def _microseconds(space: Space, limits: Mapping[str, int], config: Mapping[str, 
 
 
 def spaces() -> dict[str, Space]:
-    """Return every operation's space by name."""
-    found = {}
+    """Return the space of every table by name."""
+    found: dict[str, Space] = {}
     for module in pkgutil.iter_modules(deepseek_kernels.__path__):
         tunes = Path(__file__).parent / module.name / "tune.py"
         if module.ispkg and tunes.exists():
-            space = importlib.import_module(f"deepseek_kernels.{module.name}.tune").SPACE
-            found[space.op] = space
+            declared = importlib.import_module(f"deepseek_kernels.{module.name}.tune").SPACES
+            found |= {space.op: space for space in declared}
     return found
 
 
 def main() -> None:
-    """Tune the named operations, or all, and write their tables."""
+    """Tune the named tables, or all, and write them."""
     parser = argparse.ArgumentParser(description="Make the tables of launch configurations.")
-    parser.add_argument("op", nargs="*", help="operations; all when none is named")
+    parser.add_argument("op", nargs="*", help="tables; all when none is named")
     parser.add_argument("--output", type=Path, default=CONFIGS, help="folder of the tables")
     options = parser.parse_args()
     known = spaces()
     unknown = set(options.op) - set(known)
     if unknown:
-        parser.error(f"unknown operations {sorted(unknown)}; known are {sorted(known)}")
+        parser.error(f"unknown tables {sorted(unknown)}; known are {sorted(known)}")
     deepseek_kernels.set_backend("triton")
     options.output.mkdir(parents=True, exist_ok=True)
     for op in options.op or known:

@@ -31,6 +31,10 @@ def test_rows_have_names_of_their_own_and_a_stretch_beyond_the_bar(benchmark):
         assert beyond, row.name
 
 
+def test_every_limit_is_of_a_row(benchmark):
+    assert set(benchmark.LIMITS) <= {row.name for row in benchmark._rows().values()}
+
+
 def test_results_are_replaced_by_name_and_dropped_with_their_row(benchmark, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark.torch.cuda, "get_device_name", lambda: "NVIDIA Example")
     path = tmp_path / "kernels.json"

@@ -46,7 +46,7 @@ def test_every_code_means_its_value(lane, tokens):
 
 
 @CODES
-def test_weight_survives_quantisation_within_half_a_step(lane, dtype):
+def test_weight_survives_quantization_within_half_a_step(lane, dtype):
     weight = lane.randn(65, 200, dtype=torch.float32)
     steps = 2**-4 if dtype == FP8 else 0.51 / 127
 

@@ -46,6 +46,18 @@ def test_layer_norm_equals_its_reference(lane, rows, columns, bias):
     assert_close("out", out, reference.layer_norm(x, weight, shift, None, 1e-5))
 
 
+def test_long_rows_keep_their_variance_however_they_begin(lane):
+    x, weight = lane.randn(4, 9001) + 3, lane.randn(9001)
+    x[1] += 200
+    x[2, :8] = 1000
+    x[3] = 7
+
+    out = layer_norm(x, weight)
+
+    assert_close("out", out[:3], reference.layer_norm(x[:3], weight, None, None, 1e-5))
+    assert torch.equal(out[3], torch.zeros_like(out[3]))
+
+
 @pytest.mark.parametrize("group", [None, 128], ids=["row", "group"])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=["fp8", "int8"])
 @pytest.mark.parametrize(("rows", "columns"), [(3, 384), (2, 1024)])

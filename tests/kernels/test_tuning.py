@@ -15,6 +15,10 @@ def test_spaces_make_tables_that_cover_every_size(op):
         assert 1 <= len(space.candidates(bucket)) <= 12
 
 
+def test_every_table_has_a_tuner_that_makes_its_buckets():
+    assert set(tuning.spaces()) == {path.stem for path in tuning.CONFIGS.glob("*.json")}
+
+
 @pytest.mark.gpu
 def test_tuner_picks_a_candidate_for_each_bucket():
     space = tuning.spaces()["gate"]

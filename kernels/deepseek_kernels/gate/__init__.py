@@ -37,7 +37,7 @@ def silu_mul_quantize(
     dtype: torch.dtype = torch.float8_e4m3fn,
     group_columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gate as `silu_mul` and quantise the result without rounding it in between.
+    """Gate as `silu_mul` and quantize the result without rounding it in between.
 
     Args:
         gate_up: As in `silu_mul`.

@@ -15,7 +15,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def silu_mul_quantize(
     gate_up: Tensor, dtype: torch.dtype, group_columns: int
 ) -> tuple[Tensor, Tensor]:
-    """Quantise what `silu_mul` would return before it is rounded to the type of `gate_up`."""
+    """Quantize what `silu_mul` would return before it is rounded to the type of `gate_up`."""
     return quantize_rows(_values(gate_up), dtype, group_columns)
 
 

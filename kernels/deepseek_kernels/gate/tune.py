@@ -16,21 +16,23 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
     return lambda: silu_mul(gate_up), cost(gate_up).bytes
 
 
-SPACE = Space(
-    op="gate",
-    buckets=({"columns": 2048}, {"columns": 8192}, {}),
-    candidates=lambda _: tuple(
-        {"block": block, "num_warps": warps}
-        for block, warps in (
-            (512, 2),
-            (1024, 2),
-            (1024, 4),
-            (2048, 4),
-            (2048, 8),
-            (4096, 8),
-            (4096, 16),
-            (8192, 16),
-        )
+SPACES = (
+    Space(
+        op="gate",
+        buckets=({"columns": 2048}, {"columns": 8192}, {}),
+        candidates=lambda _: tuple(
+            {"block": block, "num_warps": warps}
+            for block, warps in (
+                (512, 2),
+                (1024, 2),
+                (1024, 4),
+                (2048, 4),
+                (2048, 8),
+                (4096, 8),
+                (4096, 16),
+                (8192, 16),
+            )
+        ),
+        workload=_workload,
     ),
-    workload=_workload,
 )

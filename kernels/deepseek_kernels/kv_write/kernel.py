@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_kernels._configs import pick
-from deepseek_kernels._device import encode, quantization_scale
+from deepseek_kernels._device import encode, overlaps, quantization_scale, take_turn
 
 FLOAT = tl.constexpr(0)
 FP8 = tl.constexpr(1)
@@ -39,12 +39,13 @@ def _pairs(
     if INTERLEAVED:
         # Pairs are neighbours and ROTARY is a power of two: one load, then split.
         o_pairs = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        b_pairs = tl.load(p_rows + o_pairs, mask=m_rows & (o_pairs < ROTARY), other=0.0)
+        m_pairs = m_rows & (o_pairs < ROTARY)
+        b_pairs = tl.load(p_rows + o_pairs, mask=m_pairs, other=0.0, cache_modifier=".cg")
         b_first, b_second = tl.split(tl.reshape(b_pairs, [b_pairs.shape[0], BLOCK_HALF, 2]))
     else:
         m_half = m_rows & (o_half < HALF)
-        b_first = tl.load(p_rows + o_half, mask=m_half, other=0.0)
-        b_second = tl.load(p_rows + HALF + o_half, mask=m_half, other=0.0)
+        b_first = tl.load(p_rows + o_half, mask=m_half, other=0.0, cache_modifier=".cg")
+        b_second = tl.load(p_rows + HALF + o_half, mask=m_half, other=0.0, cache_modifier=".cg")
     return b_first.to(tl.float32), b_second.to(tl.float32)
 
 
@@ -144,11 +145,15 @@ def rope_kv_write_kernel(
     MODE: tl.constexpr,
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     QUERY_BLOCKS: tl.constexpr = (QUERY_HEADS + BLOCK_QUERY - 1) // BLOCK_QUERY
     i_token = tl.program_id(0).to(tl.int64)
     i_block = tl.program_id(1)
+    # Positions and slots are older than the kernel before.
     i_position = tl.load(positions_ptr + i_token)
+    i_slot = tl.load(slots_ptr + i_token)
+    take_turn(OVERLAP)
 
     # Everything that does not need the position is loaded before what waits for it.
     if i_block < QUERY_BLOCKS:
@@ -160,7 +165,6 @@ def rope_kv_write_kernel(
         b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
         _store_rotated(p_rows, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, FLOAT)
     else:
-        i_slot = tl.load(slots_ptr + i_token)
         if i_slot >= 0:
             # 64 bits: a page of all layers is large, and so is its number times its stride.
             i_page = i_slot // PAGE_TOKENS
@@ -179,8 +183,10 @@ def rope_kv_write_kernel(
             b_first, b_second = _pairs(p_key, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
             b_rest = tl.zeros([BLOCK_KV, BLOCK_REST], tl.float32)
             if HEAD_DIM > ROTARY:
-                b_rest = tl.load(p_key + o_rest, mask=m_rest, other=0.0).to(tl.float32)
-            b_value = tl.load(p_value + o_dim, mask=m_dim, other=0.0).to(tl.float32)
+                b_rest = tl.load(p_key + o_rest, mask=m_rest, other=0.0, cache_modifier=".cg")
+                b_rest = b_rest.to(tl.float32)
+            b_value = tl.load(p_value + o_dim, mask=m_dim, other=0.0, cache_modifier=".cg")
+            b_value = b_value.to(tl.float32)
             b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
             b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
 
@@ -325,6 +331,7 @@ def rope_kv_write(
         return
     kv_heads, rotary = key.shape[1], cos_sin.shape[1]
     config = pick("kv_write", tokens=tokens)
+    overlap = overlaps(tokens)
     block_query = min(config["block_query"], triton.next_power_of_2(query_heads))
     rope_kv_write_kernel[(tokens, triton.cdiv(query_heads, block_query) + 1)](
         query,
@@ -359,7 +366,9 @@ def rope_kv_write(
         MODE=_MODES.get(key_cache.dtype, 0),
         HAS_KEY_SCALE=key_scale is not None,
         HAS_VALUE_SCALE=value_scale is not None,
+        OVERLAP=overlap,
         num_warps=config["num_warps"],
+        launch_pdl=overlap,
     )
 
 

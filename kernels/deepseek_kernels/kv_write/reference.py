@@ -1,6 +1,6 @@
 """Rotary position embedding of queries and keys, and the write of keys and values to pages.
 
-Rotation and quantisation are fp32; a cache in a floating-point type gets the value rounded
+Rotation and quantization are fp32; a cache in a floating-point type gets the value rounded
 once. Positions outside the table give NaN. Tokens whose slot is negative are not written.
 """
 

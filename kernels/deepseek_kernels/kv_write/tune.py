@@ -26,12 +26,14 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
     return lambda: rope_kv_write(*arguments), moved
 
 
-SPACE = Space(
-    op="kv_write",
-    buckets=({"tokens": 1024}, {}),
-    candidates=lambda _: tuple(
-        {"block_query": block, "num_warps": warps}
-        for block, warps in ((4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 4), (32, 4), (32, 8))
+SPACES = (
+    Space(
+        op="kv_write",
+        buckets=({"tokens": 1024}, {}),
+        candidates=lambda _: tuple(
+            {"block_query": block, "num_warps": warps}
+            for block, warps in ((4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 4), (32, 4), (32, 8))
+        ),
+        workload=_workload,
     ),
-    workload=_workload,
 )

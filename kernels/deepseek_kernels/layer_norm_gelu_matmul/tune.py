@@ -29,12 +29,14 @@ _CANDIDATES = (
     ),
 )
 
-SPACE = Space(
-    op="layer_norm_matmul_gelu",
-    buckets=(
-        *({"m": count} | rows for count in (32, 64, 1024) for rows in ({"n": NARROW_ROWS}, {})),
-        {},
+SPACES = (
+    Space(
+        op="layer_norm_matmul_gelu",
+        buckets=(
+            *({"m": count} | rows for count in (32, 64, 1024) for rows in ({"n": NARROW_ROWS}, {})),
+            {},
+        ),
+        candidates=lambda _limits: _CANDIDATES,
+        workload=_workload,
     ),
-    candidates=lambda _limits: _CANDIDATES,
-    workload=_workload,
 )

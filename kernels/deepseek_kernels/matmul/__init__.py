@@ -1,4 +1,4 @@
-"""Products with an unquantised weight, at the speed of reading it for few tokens."""
+"""Products with an unquantized weight, at the speed of reading it for few tokens."""
 
 import torch
 from torch import Tensor

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
+from deepseek_kernels._counters import counters
 
 SCALE_SIZE = tl.constexpr(128)
 """Columns, and rows of a weight, that share a scale where scales are per block."""
@@ -344,32 +345,6 @@ def skinny_kernel(
         b_sum = gelu(b_sum, GELU == "tanh", NATIVE and out_ptr.dtype.element_ty == tl.bfloat16)
     p_out = out_ptr + o_m.to(tl.int64)[None, :] * N + o_n[:, None]
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
-
-
-_COUNTERS = 2**18
-_counters: dict[torch.device, Tensor] = {}
-_next_counter = 0
-
-
-def counters(device: torch.device, count: int) -> Tensor:
-    """Return `count` int32 zeros for kernels that leave them zero.
-
-    Calls take turns through one buffer of the device, so that launches that run at the same
-    time, on other streams or from other graphs, count in different places.
-    """
-    global _next_counter  # noqa: PLW0603
-    buffer = _counters.get(device)
-    if buffer is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "the first split matmul of a process ran inside a graph capture; run one before"
-            )
-        buffer = _counters[device] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-    if _next_counter + count > _COUNTERS:
-        _next_counter = 0
-    start = _next_counter
-    _next_counter += -(-count // 32) * 32
-    return buffer[start : start + count]
 
 
 def overlaps() -> bool:

@@ -1,4 +1,4 @@
-"""Candidates for `configs/matmul.json`, and the shapes that all tables of products share.
+"""Candidates for `configs/matmul.json` and `matmul_gemv.json`, and what all products share.
 
 The buckets stand for the weights of a 7B model: rows up to 8192 are query, key, value and both
 projections back; more are gate and up. Columns up to 4096 are the model's width.
@@ -41,8 +41,19 @@ def skinny_candidates(
     return tuple(dict(zip(names, tile, strict=True)) | fixed for tile in tiles)
 
 
+def gemv_candidates(limits: Mapping[str, int]) -> tuple[dict[str, int], ...]:
+    """Return configurations of `gemv`."""
+    del limits
+    names = ("block_n", "block_k", "num_warps", "num_stages")
+    tiles = ((8, 256, 2, 4), (4, 512, 1, 4), (4, 512, 2, 4), (8, 512, 4, 3), (16, 256, 4, 3))
+    return tuple(dict(zip(names, tile, strict=True)) for tile in tiles)
+
+
 def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
-    tokens, rows, columns = sizes(limits, most_tokens=64)
+    return _product(*sizes(limits, most_tokens=64))
+
+
+def _product(tokens: int, rows: int, columns: int) -> tuple[Callable[[], object], int]:
     x = torch.randn(tokens, columns, device="cuda").bfloat16()
     weight = torch.randn(rows, columns, device="cuda").bfloat16()
     return lambda: matmul(x, weight), cost(x, weight).bytes
@@ -56,9 +67,17 @@ _CANDIDATES = (
     {"library": 1},
 )
 
-SPACE = Space(
-    op="matmul",
-    buckets=buckets((16, 32)),
-    candidates=lambda _limits: _CANDIDATES,
-    workload=_workload,
+SPACES = (
+    Space(
+        op="matmul",
+        buckets=buckets((16, 32)),
+        candidates=lambda _limits: _CANDIDATES,
+        workload=_workload,
+    ),
+    Space(
+        op="matmul_gemv",
+        buckets=({},),
+        candidates=gemv_candidates,
+        workload=lambda limits: _product(1, *sizes(limits, most_tokens=1)[1:]),
+    ),
 )

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_kernels._configs import pick
+from deepseek_kernels._counters import counters
 from deepseek_kernels.matmul.kernel import (
-    counters,
     overlaps,
     prefetch,
     release_successor,

@@ -42,9 +42,11 @@ _CANDIDATES = (
     {"library": 1},
 )
 
-SPACE = Space(
-    op="matmul_w4a16",
-    buckets=buckets((16, 32, 64, 128, 384)),
-    candidates=lambda _limits: _CANDIDATES,
-    workload=_workload,
+SPACES = (
+    Space(
+        op="matmul_w4a16",
+        buckets=buckets((16, 32, 64, 128, 384)),
+        candidates=lambda _limits: _CANDIDATES,
+        workload=_workload,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits, fp8 e4m3 or int8, and unquantised activations."""
+"""Products with weights of 8 bits, fp8 e4m3 or int8, and unquantized activations."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def matmul_w8a16(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None =
 def quantize_weight(
     weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> tuple[Tensor, Tensor]:
-    """Quantise a weight with one scale for each of its rows, on its own device.
+    """Quantize a weight with one scale for each of its rows, on its own device.
 
     Args:
         weight: `[out_features, in_features]` fp16, bf16 or fp32.
@@ -56,7 +56,7 @@ def quantize_weight(
 def quantize_weight_blocks(
     weight: Tensor, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> tuple[Tensor, Tensor]:
-    """Quantise a weight with one scale for each block of 128 by 128, as `quantize_weight`.
+    """Quantize a weight with one scale for each block of 128 by 128, as `quantize_weight`.
 
     Returns:
         Codes of the same shape, and fp32 scales `[ceil(out / 128), ceil(in / 128)]`.

@@ -13,13 +13,13 @@ def matmul_w8a16(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
 
 
 def quantize_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise each row of `[out_features, in_features]`; also the scales, `[out_features]`."""
+    """Quantize each row of `[out_features, in_features]`; also the scales, `[out_features]`."""
     codes, scale = quantize_rows(weight.float(), dtype, weight.shape[1])
     return codes, scale.view(-1)
 
 
 def quantize_weight_blocks(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise blocks of 128 by 128; also the scales, one for each block, the last ones cut."""
+    """Quantize blocks of 128 by 128; also the scales, one for each block, the last ones cut."""
     rows, columns = weight.shape
     padded = torch.nn.functional.pad(weight.float(), (0, -columns % 128, 0, -rows % 128))
     blocks = padded.view(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)

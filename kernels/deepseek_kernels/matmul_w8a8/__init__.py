@@ -1,4 +1,4 @@
-"""Products with both sides in 8 bits, fp8 e4m3 or int8, and the quantisation of activations."""
+"""Products with both sides in 8 bits, fp8 e4m3 or int8, and the quantization of activations."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def matmul_w8a8(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Multiply quantised activations with a quantised weight.
+    """Multiply quantized activations with a quantized weight.
 
     Args:
         x: Codes `[tokens, in_features]`, `float8_e4m3fn` or int8, rows at any stride.
@@ -80,7 +80,7 @@ def matmul_w8a8(
 def quantize(
     x: Tensor, *, dtype: torch.dtype = torch.float8_e4m3fn, group_columns: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Quantise activations for `matmul_w8a8`.
+    """Quantize activations for `matmul_w8a8`.
 
     Args:
         x: `[tokens, columns]` fp16, bf16 or fp32, rows at any stride.

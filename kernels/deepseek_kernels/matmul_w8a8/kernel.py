@@ -1,4 +1,4 @@
-"""Products of 8-bit activations and 8-bit weights, and the quantisation of activations."""
+"""Products of 8-bit activations and 8-bit weights, and the quantization of activations."""
 
 import torch
 import triton

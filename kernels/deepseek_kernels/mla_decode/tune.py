@@ -45,9 +45,11 @@ _CANDIDATES = tuple(
     )
 )
 
-SPACE = Space(
-    op="mla_decode",
-    buckets=({"bytes": 2, "heads": 32}, {"bytes": 2}, {}),
-    candidates=lambda _limits: _CANDIDATES,
-    workload=_workload,
+SPACES = (
+    Space(
+        op="mla_decode",
+        buckets=({"bytes": 2, "heads": 32}, {"bytes": 2}, {}),
+        candidates=lambda _limits: _CANDIDATES,
+        workload=_workload,
+    ),
 )

@@ -39,9 +39,11 @@ _CANDIDATES = tuple(
     )
 )
 
-SPACE = Space(
-    op="moe_matmul",
-    buckets=({"m": 32}, {"m": 64}, {}),
-    candidates=lambda _limits: _CANDIDATES,
-    workload=_workload,
+SPACES = (
+    Space(
+        op="moe_matmul",
+        buckets=({"m": 32}, {"m": 64}, {}),
+        candidates=lambda _limits: _CANDIDATES,
+        workload=_workload,
+    ),
 )

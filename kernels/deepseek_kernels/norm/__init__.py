@@ -63,7 +63,7 @@ def rms_norm_quantize(
     dtype: torch.dtype = torch.float8_e4m3fn,
     group_columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalise as `rms_norm` and quantise the result without rounding it in between.
+    """Normalise as `rms_norm` and quantize the result without rounding it in between.
 
     Args:
         x: As in `rms_norm`; likewise `weight`, `residual` and `eps`.
@@ -91,7 +91,7 @@ def layer_norm_quantize(
     dtype: torch.dtype = torch.float8_e4m3fn,
     group_columns: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalise as `layer_norm` and quantise as `rms_norm_quantize`."""
+    """Normalise as `layer_norm` and quantize as `rms_norm_quantize`."""
     _check(x, weight, bias, residual, eps)
     group = check_quantization(x.shape[1], dtype, group_columns)
     return _layer_norm_quantize(x, weight, bias, residual, eps, dtype, group)

@@ -6,8 +6,14 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_kernels._configs import pick
-from deepseek_kernels._device import encode, quantization_scale
+from deepseek_kernels._device import encode, overlaps, quantization_scale, take_turn
 from deepseek_kernels._quantize import MAXIMUM
+
+SHIFT = tl.constexpr(8)
+"""Columns whose mean stands for that of the row before it is known."""
+
+SHORT_ROW = 8192
+"""Up to here other rows load while one waits for its two sums in turn."""
 
 
 @triton.jit
@@ -27,11 +33,13 @@ def norm_kernel(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
     CENTRED: tl.constexpr,
+    ONE_PASS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     MAXIMUM: tl.constexpr,
     GROUP: tl.constexpr,
     INTEGER: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     # Offsets are 64 bits wide from the row on: rows times stride passes 2^31.
     o_rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -39,20 +47,40 @@ def norm_kernel(
     m_rows = o_rows < num_rows
     m_tile = m_rows[:, None] & (o_columns < N)[None, :]  # [ROWS, BLOCK_N]
 
+    b_weight = tl.load(weight_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
+    take_turn(OVERLAP)
+
     p_x = x_ptr + o_rows[:, None] * stride_x + o_columns[None, :]
-    b_values = tl.load(p_x, mask=m_tile, other=0.0).to(tl.float32)
+    b_values = tl.load(p_x, mask=m_tile, other=0.0, cache_modifier=".cg").to(tl.float32)
     if HAS_RESIDUAL:
         p_residual = residual_ptr + o_rows[:, None] * stride_residual + o_columns[None, :]
-        b_sum = b_values + tl.load(p_residual, mask=m_tile, other=0.0).to(tl.float32)
+        b_residual = tl.load(p_residual, mask=m_tile, other=0.0, cache_modifier=".cg")
+        b_sum = b_values + b_residual.to(tl.float32)
         b_rounded = b_sum.to(residual_ptr.dtype.element_ty)
         tl.store(p_residual, b_rounded, mask=m_tile)
         b_values = b_rounded.to(tl.float32)
-    b_weight = tl.load(weight_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
 
-    if CENTRED:
+    if ONE_PASS:
+        # Two sums that the warps wait for once, of a row shifted by the mean of its first
+        # columns. Their spread is part of the row's, so that the square of mean minus shift is
+        # at most N / SHIFT times the variance, and as many times fp32's rounding is far below
+        # that of a 16-bit result.
+        o_first = tl.arange(0, SHIFT)[None, :]
+        p_first = x_ptr + o_rows[:, None] * stride_x + o_first
+        m_first = m_rows[:, None] & (o_first < N)
+        b_first = tl.load(p_first, mask=m_first, other=0.0).to(tl.float32)
+        b_shift = tl.sum(b_first, 1) / min(N, SHIFT)
+        b_values = tl.where(m_tile, b_values - b_shift[:, None], 0.0)
+        b_mean = tl.sum(b_values, 1) / N
+        b_square = tl.sum(b_values * b_values, 1) / N
+        b_values = b_values - b_mean[:, None]
+        b_variance = tl.maximum(b_square - b_mean * b_mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif CENTRED:
         b_mean = tl.sum(b_values, 1) / N
         b_values = tl.where(m_tile, b_values - b_mean[:, None], 0.0)
-    b_variance = tl.sum(b_values * b_values, 1) / N
+        b_variance = tl.sum(b_values * b_values, 1) / N
+    else:
+        b_variance = tl.sum(b_values * b_values, 1) / N
     b_inverse = tl.rsqrt(b_variance + eps)
     b_out = b_values * b_inverse[:, None] * b_weight[None, :]
     if HAS_BIAS:
@@ -141,6 +169,7 @@ def _launch(
     if num_rows == 0:
         return
     block = triton.next_power_of_2(columns)
+    overlap = overlaps(num_rows)
     config = pick("norm", centred=centred, tokens=num_rows, columns=columns)
     rows = config["rows"]
     group = 0
@@ -164,10 +193,13 @@ def _launch(
         BLOCK_N=block,
         ROWS=rows,
         CENTRED=centred,
+        ONE_PASS=centred and residual is None and x.element_size() == 2 and columns > SHORT_ROW,
         HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         MAXIMUM=MAXIMUM.get(out.dtype, 0.0),
         GROUP=group,
         INTEGER=out.dtype == torch.int8,
+        OVERLAP=overlap,
         num_warps=config["num_warps"],
+        launch_pdl=overlap,
     )

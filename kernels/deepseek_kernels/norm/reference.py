@@ -30,7 +30,7 @@ def rms_norm_quantize(
     dtype: torch.dtype,
     group_columns: int,
 ) -> tuple[Tensor, Tensor]:
-    """Quantise what `rms_norm` would return before it is rounded to the type of `x`."""
+    """Quantize what `rms_norm` would return before it is rounded to the type of `x`."""
     return quantize_rows(_rms(x, weight, residual, eps), dtype, group_columns)
 
 
@@ -43,7 +43,7 @@ def layer_norm_quantize(
     dtype: torch.dtype,
     group_columns: int,
 ) -> tuple[Tensor, Tensor]:
-    """Quantise what `layer_norm` would return before it is rounded to the type of `x`."""
+    """Quantize what `layer_norm` would return before it is rounded to the type of `x`."""
     return quantize_rows(_layer(x, weight, bias, residual, eps), dtype, group_columns)
 
 

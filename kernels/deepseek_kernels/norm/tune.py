@@ -40,9 +40,11 @@ def _limits(**limits: int) -> list[dict[str, int]]:
     ]
 
 
-SPACE = Space(
-    op="norm",
-    buckets=(*_limits(centred=0), *_limits()),
-    candidates=_candidates,
-    workload=_workload,
+SPACES = (
+    Space(
+        op="norm",
+        buckets=(*_limits(centred=0), *_limits()),
+        candidates=_candidates,
+        workload=_workload,
+    ),
 )

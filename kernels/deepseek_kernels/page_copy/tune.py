@@ -17,12 +17,14 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
     return lambda: gather_pages(pool, page_ids), cost(pool, pool.shape[0]).bytes
 
 
-SPACE = Space(
-    op="page_copy",
-    buckets=({},),
-    candidates=lambda _: tuple(
-        {"block": block, "num_warps": warps}
-        for block, warps in ((1024, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
+SPACES = (
+    Space(
+        op="page_copy",
+        buckets=({},),
+        candidates=lambda _: tuple(
+            {"block": block, "num_warps": warps}
+            for block, warps in ((1024, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
+        ),
+        workload=_workload,
     ),
-    workload=_workload,
 )

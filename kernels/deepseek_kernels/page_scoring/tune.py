@@ -28,9 +28,11 @@ _CANDIDATES = tuple(
     {"pages": pages, "num_warps": warps} for pages in (32, 64, 128) for warps in (4, 8)
 )
 
-SPACE = Space(
-    op="page_scores",
-    buckets=({"bytes": 2}, {}),
-    candidates=lambda _limits: _CANDIDATES,
-    workload=_workload,
+SPACES = (
+    Space(
+        op="page_scores",
+        buckets=({"bytes": 2}, {}),
+        candidates=lambda _limits: _CANDIDATES,
+        workload=_workload,
+    ),
 )

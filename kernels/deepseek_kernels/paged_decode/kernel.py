@@ -1,10 +1,11 @@
-"""Programs share the KV tiles of all sequences evenly; a second kernel adds what they split.
+"""Programs share the KV tiles of all sequences evenly; what they split is added afterwards.
 
 An item is one KV head of one sequence with its group of query heads. The tiles of all items lie
 in one line, program `p` of `P` takes `[p * total / P, (p + 1) * total / P)`, whatever the
 lengths, so one long sequence among short ones costs no more than its bytes. An item that one
 program had alone is finished there. The others' parts are fp32 sums with their maxima, which
-the second kernel adds in program order. The grids depend on nothing that lives on the device.
+a second kernel adds in program order, or, where items are more than programs, the last program
+to finish one. The grids depend on nothing that lives on the device.
 
 Both are dependent launches: what a kernel before them may have written is read past the
 first-level cache (`.cg`, and copies of 16 bytes to shared memory).
@@ -20,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
+from deepseek_kernels._counters import counters
 
 MODES = {torch.float8_e4m3fn: 1, torch.int8: 2}
 
@@ -28,6 +30,9 @@ FP8 = tl.constexpr(1)
 INT8 = tl.constexpr(2)
 
 LOG2_E = 1.4426950408889634
+
+ADDED_ELEMENTS = 1024
+"""Largest part of an item, query heads times columns, for which a program has registers left."""
 
 
 @triton.jit
@@ -127,6 +132,48 @@ def row_tiles(
     return b_length, tl.cumsum(b_tiles, 0) * ROW_HEADS
 
 
+@triton.jit
+def added_parts(
+    p_part,
+    p_stats,
+    first_program,
+    last_program,
+    o_row,
+    BLOCKS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Add the rows `o_row` of an item's parts in the order of their programs; `PARTS` at a time.
+
+    The pointers are to the slot of the item's program 0. An item's parts lie in neighbouring
+    slots; where `BLOCKS` blocks of heads share one line of tiles, as in MLA, they alternate.
+    """
+    o_part = tl.arange(0, PARTS)
+    o_d = tl.arange(0, BLOCK_D)
+    b_max = tl.full([o_row.shape[0]], float("-inf"), tl.float32)
+    b_sum = tl.zeros([o_row.shape[0]], tl.float32)
+    b_acc = tl.zeros([o_row.shape[0], BLOCK_D], tl.float32)
+    for i_program in range(first_program, last_program + 1, PARTS):
+        m_part = (i_program + o_part <= last_program)[:, None]
+        o_slot = ((i_program + o_part) * BLOCKS).to(tl.int64)[:, None]
+        p_maxima = p_stats + o_slot * (2 * BLOCK_G) + o_row[None, :]
+        b_maxima = tl.load(p_maxima, mask=m_part, other=float("-inf"), cache_modifier=".cg")
+        b_sums = tl.load(p_maxima + BLOCK_G, mask=m_part, other=0.0, cache_modifier=".cg")
+        p_values = p_part + (o_slot * BLOCK_G + o_row[None, :])[:, :, None] * BLOCK_D
+        b_parts = tl.load(
+            p_values + o_d[None, None, :], mask=m_part[:, :, None], other=0.0, cache_modifier=".cg"
+        )
+        b_new = tl.maximum(b_max, tl.max(b_maxima, 0))
+        b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
+        b_old = tl.exp2(b_max - b_safe)
+        b_weights = tl.exp2(b_maxima - b_safe[None, :])
+        b_sum = b_sum * b_old + tl.sum(b_sums * b_weights, 0)
+        b_acc = b_acc * b_old[:, None] + tl.sum(b_parts * b_weights[:, :, None], 0)
+        b_max = b_new
+    return normalised(b_acc, b_sum)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def combine_kernel(
     part_ptr,
@@ -151,16 +198,12 @@ def combine_kernel(
     LEAST_TILES: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Add the parts of one query head in their order; an item's parts lie in neighbouring slots.
-
-    Where `BLOCKS` blocks of heads share one line of tiles, as in MLA, they alternate in slots.
-    """
-    if OVERLAP:
-        gdc_wait()
+    """Add the parts of one query head of an item that programs have split."""
     i_item = tl.program_id(0)
     i_head = tl.program_id(1)
-    i_block = i_head // BLOCK_G
-    b_length, b_ends = row_tiles(
+    # The lengths may be read before waiting: the kernel before waited for what made them
+    # before it let this one start.
+    _, b_ends = row_tiles(
         lengths_ptr,
         num_rows,
         stride_length_sequence,
@@ -181,34 +224,27 @@ def combine_kernel(
     item_begin = row_begin + (i_item % ROW_HEADS) * item_tiles
     first_program = program_of(item_begin, total, num_programs)
     last_program = program_of(item_begin + item_tiles - 1, total, num_programs)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     if first_program == last_program:
         return
 
-    o_d = tl.arange(0, BLOCK_D)
-    b_max = tl.full([1], float("-inf"), tl.float32)
-    b_sum = tl.zeros([1], tl.float32)
-    b_acc = tl.zeros([BLOCK_D], tl.float32)
-    for i_program in range(first_program, last_program + 1, PARTS):
-        o_program = i_program + tl.arange(0, PARTS)
-        m_part = o_program <= last_program
-        o_slot = ((o_program + i_item) * BLOCKS + i_block).to(tl.int64)
-        p_stats = stats_ptr + o_slot * (2 * BLOCK_G) + i_head % BLOCK_G
-        b_maxima = tl.load(p_stats, mask=m_part, other=float("-inf"), cache_modifier=".cg")
-        b_sums = tl.load(p_stats + BLOCK_G, mask=m_part, other=0.0, cache_modifier=".cg")
-        p_part = part_ptr + (o_slot * BLOCK_G + i_head % BLOCK_G)[:, None] * BLOCK_D
-        b_parts = tl.load(
-            p_part + o_d[None, :], mask=m_part[:, None], other=0.0, cache_modifier=".cg"
-        )
-        b_new = tl.maximum(b_max, tl.max(b_maxima, 0))
-        b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
-        b_old = tl.exp2(b_max - b_safe)
-        b_weights = tl.exp2(b_maxima - b_safe)
-        b_sum = b_sum * b_old + tl.sum(b_sums * b_weights, 0)
-        b_acc = b_acc * b_old + tl.sum(b_parts * b_weights[:, None], 0)
-        b_max = b_new
-    b_out = tl.where(b_sum == 0.0, 0.0, b_acc / b_sum).to(out_ptr.dtype.element_ty)
+    slot = (i_item * BLOCKS + i_head // BLOCK_G).to(tl.int64)
+    b_out = added_parts(
+        part_ptr + slot * (BLOCK_G * BLOCK_D),
+        stats_ptr + slot * (2 * BLOCK_G),
+        first_program,
+        last_program,
+        i_head % BLOCK_G + tl.arange(0, 1),
+        BLOCKS,
+        BLOCK_G,
+        BLOCK_D,
+        PARTS,
+    )
+    o_d = tl.arange(0, BLOCK_D)[None, :]
     p_out = out_ptr + (i_item.to(tl.int64) * GROUP + i_head) * D
-    tl.store(p_out + o_d, b_out, mask=o_d < D)
+    tl.store(p_out + o_d, b_out.to(out_ptr.dtype.element_ty), mask=o_d < D)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -223,6 +259,7 @@ def paged_decode_kernel(
     out_ptr,
     part_ptr,
     stats_ptr,
+    counter_ptr,
     num_rows,
     scale_log2,
     stride_query_sequence,
@@ -262,6 +299,7 @@ def paged_decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LEAST_TILES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     # 8-bit caches are read as pairs, columns 2i and 2i + 1 in one 16-bit element.
     PAIRS: tl.constexpr = MODE != FLOAT
@@ -415,10 +453,33 @@ def paged_decode_kernel(
             slot = (i_program + i_item).to(tl.int64)
             p_part = part_ptr + slot * (BLOCK_G * BLOCK_D)
             p_part += o_m[:, None] * BLOCK_D + o_d[None, :]
-            tl.store(p_part, b_whole, mask=(o_m < BLOCK_G)[:, None])
+            tl.store(p_part, b_whole, mask=(o_m < BLOCK_G)[:, None], cache_modifier=".cg")
             p_stats = stats_ptr + slot * (2 * BLOCK_G) + o_m
-            tl.store(p_stats, b_max, mask=o_m < BLOCK_G)
-            tl.store(p_stats + BLOCK_G, b_sum, mask=o_m < BLOCK_G)
+            tl.store(p_stats, b_max, mask=o_m < BLOCK_G, cache_modifier=".cg")
+            tl.store(p_stats + BLOCK_G, b_sum, mask=o_m < BLOCK_G, cache_modifier=".cg")
+            if PARTS > 0:
+                first_program = program_of(item_begin, total, num_programs)
+                last_program = program_of(item_begin + item_tiles - 1, total, num_programs)
+                # Every thread's part is visible before the arrival is.
+                tl.debug_barrier()
+                arrived = tl.atomic_add(counter_ptr + i_item, 1, sem="acq_rel")
+                if arrived == last_program - first_program:
+                    tl.store(counter_ptr + i_item, 0)
+                    o_g = tl.arange(0, BLOCK_G)
+                    b_out = added_parts(
+                        part_ptr + i_item.to(tl.int64) * (BLOCK_G * BLOCK_D),
+                        stats_ptr + i_item.to(tl.int64) * (2 * BLOCK_G),
+                        first_program,
+                        last_program,
+                        o_g,
+                        1,
+                        BLOCK_G,
+                        BLOCK_D,
+                        PARTS,
+                    )
+                    p_out = p_item + o_g[:, None] * D + o_d[None, :]
+                    m_out = (o_g < GROUP)[:, None] & (o_d < D)[None, :]
+                    tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_out)
         tile += count
 
 
@@ -444,9 +505,12 @@ def paged_decode(
     per_head = lengths.dim() == 2
     block_g = triton.next_power_of_2(group)
     block_d = triton.next_power_of_2(head_dim)
-    config = pick("paged_decode", bytes=key_cache.element_size())
-    programs = config["programs"] * multiprocessors(query.device)
     items = sequences * kv_heads
+    config = pick("paged_decode", bytes=key_cache.element_size(), items=items)
+    programs = config["programs"] * multiprocessors(query.device)
+    # With many items few parts belong to one, and the last program to finish one adds them.
+    adds_itself = items > programs and block_g * block_d <= ADDED_ELEMENTS
+    arrivals = counters(query.device, items if adds_itself else 0)
     parts, stats = part_buffers(programs + items, block_g, block_d, query.device)
     compiled = not triton.knobs.runtime.interpret
     rows: dict[str, Any] = {
@@ -473,6 +537,7 @@ def paged_decode(
         out,
         parts,
         stats,
+        arrivals,
         scale_log2=scale * LOG2_E,
         **strides("query", query, "sequence", "head"),
         **strides("key", key_cache, "page", "slot", "head"),
@@ -494,12 +559,15 @@ def paged_decode(
         BLOCK_G=block_g,
         BLOCK_M=max(16, block_g),
         BLOCK_D=block_d,
+        PARTS=4 if adds_itself else 0,
         num_warps=config["num_warps"],
         num_stages=config["num_stages"],
         maxnreg=config["registers"],
         launch_pdl=compiled,
         **rows,
     )
+    if adds_itself:
+        return out
     combine_kernel[(items, group)](
         parts,
         stats,

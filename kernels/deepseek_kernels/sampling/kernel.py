@@ -42,6 +42,13 @@ _STEEP = tl.constexpr(2.0**30)
 _MARGIN = tl.constexpr(1e-4)
 """How far fp32 sums of probability are trusted."""
 
+_REACH = tl.constexpr(4294967296.0 * 1.0001)
+"""2^32, which random bits are fractions of, and what rounding may add to a score."""
+
+_FIRST_REACH = tl.constexpr(4294967296.0 * 1.0001 * 16.78)
+"""The reach of the least score that is ever drawn: the largest logit with the noise of the largest
+uniform variate, -2.82."""
+
 
 @triton.jit
 def _wait(PDL: tl.constexpr):
@@ -67,23 +74,35 @@ def _inverse(temperature_ptr, i_row):
 
 
 @triton.jit
-def _load_scaled(p_row, o_tokens, m_tokens, b_inverse):
-    b_logits = tl.load(p_row + o_tokens, mask=m_tokens, other=float("-inf")).to(tl.float32)
-    b_logits = tl.where(b_logits != b_logits, float("-inf"), tl.minimum(b_logits, _LARGEST))
+def _scaled(b_logits, b_inverse):
+    # The larger of NaN and a number is the number.
+    b_logits = tl.minimum(tl.maximum(b_logits, float("-inf")), _LARGEST)
     return tl.minimum(b_logits * b_inverse, _LARGEST)
 
 
 @triton.jit
-def _mass(b_scaled, b_largest):
-    b_share = tl.where(b_scaled > float("-inf"), tl.exp(b_scaled - b_largest), 0.0)
-    return (b_share * _SCALE + 0.5).to(tl.int64)
+def _load_scaled(p_row, o_tokens, m_tokens, b_inverse):
+    b_logits = tl.load(p_row + o_tokens, mask=m_tokens, other=float("-inf")).to(tl.float32)
+    return _scaled(b_logits, b_inverse)
 
 
 @triton.jit
-def _counted_mass(b_scaled, b_largest):
+def _mass(b_share):
+    """Return the mass of a share, a probability as a fraction of the largest."""
+    return (b_share * _SCALE + 0.5).to(tl.int32)
+
+
+@triton.jit
+def _counted_mass(b_scaled, b_share):
     """Return mass and count in one integer: a sum of these holds both sums."""
     b_one = (b_scaled > float("-inf")).to(tl.int64) << _COUNT_SHIFT
-    return _mass(b_scaled, b_largest) + b_one
+    return _mass(b_share).to(tl.int64) + b_one
+
+
+@triton.jit
+def _sum_neighbours(b_values):
+    """Add up neighbours, 8 at a time, which one thread has: eight masses fit 32 bits."""
+    return tl.sum(tl.reshape(b_values, [b_values.shape[0] // 8, 8]), 1).to(tl.int64)
 
 
 @triton.jit
@@ -113,19 +132,29 @@ def _mixed(b_bits):
 
 
 @triton.jit
+def _random_bits(o_tokens, b_first, b_second):
+    """Return 32 bits for each token from the two keys of its row."""
+    return _mixed(_mixed(o_tokens.to(tl.uint32, bitcast=True) ^ b_first) ^ b_second)
+
+
+@triton.jit
+def _noisy(b_scaled, b_bits):
+    """Return scaled logits with Gumbel noise: minus the log of an exponential variate."""
+    b_uniform = (b_bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    b_uniform = tl.minimum(b_uniform, 1.0 - 5.9604644775390625e-08)
+    b_small = b_uniform + b_uniform * b_uniform * 0.5
+    b_exponential = tl.where(b_uniform < 0.0009765625, b_small, -tl.log(1.0 - b_uniform))
+    return b_scaled - tl.log(b_exponential)
+
+
+@triton.jit
 def _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy):
     """Return scaled logits, with Gumbel noise unless the row is greedy."""
     if is_greedy:
         b_scores = b_scaled
     else:
         b_first, b_second = _row_keys(i_seed, i_position)
-        b_bits = _mixed(o_tokens.to(tl.uint32, bitcast=True) ^ b_first)
-        b_bits = _mixed(b_bits ^ b_second)
-        b_uniform = (b_bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-        b_uniform = tl.minimum(b_uniform, 1.0 - 5.9604644775390625e-08)
-        b_small = b_uniform + b_uniform * b_uniform * 0.5
-        b_exponential = tl.where(b_uniform < 0.0009765625, b_small, -tl.log(1.0 - b_uniform))
-        b_scores = b_scaled - tl.log(b_exponential)
+        b_scores = _noisy(b_scaled, _random_bits(o_tokens, b_first, b_second))
     return b_scores
 
 
@@ -241,14 +270,18 @@ def bounds_kernel(
     b_smallest = tl.full([BLOCK], float("inf"), tl.float32)
     for i_token in tl.range(i_first, i_end, BLOCK, num_stages=3):
         o_tokens = i_token + tl.arange(0, BLOCK)
-        b_scaled = _load_scaled(p_row, o_tokens, o_tokens < i_end, b_inverse)
-        b_largest = tl.maximum(b_largest, b_scaled)
+        b_logits = tl.load(p_row + o_tokens, mask=o_tokens < i_end, other=float("-inf"))
+        b_logits = b_logits.to(tl.float32)
+        b_largest = tl.maximum(b_largest, b_logits)
         b_smallest = tl.minimum(
-            b_smallest, tl.where(b_scaled > float("-inf"), b_scaled, float("inf"))
+            b_smallest, tl.where(b_logits > float("-inf"), b_logits, float("inf"))
         )
+    # Scaling keeps the order, so it can wait. No finite logit leaves the smallest infinite.
+    b_lowest = tl.min(b_smallest, 0)
+    b_lowest = tl.where(b_lowest == float("inf"), b_lowest, _scaled(b_lowest, b_inverse))
     p_bounds = bounds_ptr + i_row * (2 * MAX_SPLITS) + i_split
-    tl.store(p_bounds, tl.max(b_largest, 0))
-    tl.store(p_bounds + MAX_SPLITS, tl.min(b_smallest, 0))
+    tl.store(p_bounds, _scaled(tl.max(b_largest, 0), b_inverse))
+    tl.store(p_bounds + MAX_SPLITS, b_lowest)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -382,10 +415,10 @@ def collect_kernel(
     b_k, b_p, is_k, is_p = _filters(top_k_ptr, top_p_ptr, i_row, vocabulary, is_greedy)
     _wait(PDL)
     b_largest, _ = _row_bounds(bounds_ptr, i_row, num_splits, MAX_SPLITS)
-    b_scores = tl.full([BLOCK], float("-inf"), tl.float32)
-    b_tokens = tl.full([BLOCK], _NO_TOKEN, tl.int32)
-    b_total = tl.zeros([BLOCK], tl.int64)
-    b_certain = tl.zeros([BLOCK], tl.int64)
+    b_score = tl.full([], float("-inf"), tl.float32)
+    b_token = tl.full([], _NO_TOKEN, tl.int32)
+    b_total = tl.zeros([BLOCK // 8], tl.int64)
+    b_certain = tl.zeros([BLOCK // 8], tl.int64)
     if b_largest > float("-inf"):
         b_low, b_high = _final_interval(
             sums_ptr,
@@ -404,8 +437,13 @@ def collect_kernel(
         b_least = _least(min_p_ptr, i_row, is_greedy)
         i_seed = tl.load(seeds_ptr + i_row)
         i_position = tl.load(positions_ptr + i_row)
+        b_first, b_second = _row_keys(i_seed, i_position)
+        # A token's score passes the best so far only if its uniform variate, which is never
+        # larger than its exponential one, is below its share times this.
+        b_reach = tl.where(is_greedy, float("inf"), _FIRST_REACH)
         # A list of all of the top k needs no sums of what is not in it.
-        is_summed = (is_k | is_p) & ((~is_k) | (b_k > COLLECTED_K))
+        is_counted = is_k & (b_k > COLLECTED_K)
+        is_summed = is_counted | (is_p & (~is_k))
         p_row = logits_ptr + i_row * stride_logits
         i_first = i_split * split_tokens
         i_end = tl.minimum(i_first + split_tokens, vocabulary)
@@ -414,23 +452,36 @@ def collect_kernel(
             b_scaled = _load_scaled(p_row, o_tokens, o_tokens < i_end, b_inverse)
             m_finite = b_scaled > float("-inf")
             m_certain = m_finite & (b_scaled >= b_high)
-            if b_high <= b_largest:
-                b_tile = _scores(b_scaled, o_tokens, i_seed, i_position, is_greedy)
-                m_better = m_certain & (b_scaled - b_largest >= b_least) & (b_tile > b_scores)
-                b_scores = tl.where(m_better, b_tile, b_scores)
-                b_tokens = tl.where(m_better, o_tokens, b_tokens)
+            m_listed = m_finite & (b_scaled >= b_low) & (b_scaled < b_high)
+            b_share = tl.exp(b_scaled - b_largest)
             if is_summed:
-                b_unit = _counted_mass(b_scaled, b_largest)
-                b_total += b_unit
-                b_certain += tl.where(m_certain, b_unit, 0)
-            if is_k | is_p:
-                m_listed = m_finite & (b_scaled >= b_low) & (b_scaled < b_high)
+                b_mass = _mass(b_share)
+                b_total += _sum_neighbours(b_mass)
+                b_certain += _sum_neighbours(tl.where(m_certain, b_mass, 0))
+            if is_counted:
+                b_total += _sum_neighbours(m_finite.to(tl.int32)) << _COUNT_SHIFT
+                b_certain += _sum_neighbours(m_certain.to(tl.int32)) << _COUNT_SHIFT
+            b_flags = m_listed.to(tl.int32) << 16
+            if b_high <= b_largest:
+                b_bits = _random_bits(o_tokens, b_first, b_second)
+                m_drawn = m_certain & (b_scaled - b_largest >= b_least)
+                m_drawn &= b_bits.to(tl.float32) <= b_share * b_reach
+                b_flags += m_drawn.to(tl.int32)
+            # Most tiles have nothing more to do.
+            b_found = tl.sum(b_flags, 0)
+            if (b_found & 0xFFFF) != 0:
+                b_bits = _random_bits(o_tokens, b_first, b_second)
+                b_tile = tl.where(is_greedy, b_scaled, _noisy(b_scaled, b_bits))
+                b_tile = tl.where((b_flags & 1) != 0, b_tile, float("-inf"))
+                b_tile_score, b_tile_token = _best(b_tile, o_tokens)
+                b_score, b_token = _better(b_score, b_token, b_tile_score, b_tile_token)
+                b_reach = tl.minimum(b_reach, _REACH * tl.exp(b_largest - b_score))
+            if (b_found >> 16) != 0:
                 p_length = lengths_ptr + i_row + o_tokens * 0
                 o_list = tl.atomic_add(p_length, 1, mask=m_listed, sem="relaxed")
                 m_list = m_listed & (o_list < CAPACITY)
                 tl.store(values_ptr + i_row * CAPACITY + o_list, b_scaled, mask=m_list)
                 tl.store(tokens_ptr + i_row * CAPACITY + o_list, o_tokens, mask=m_list)
-    b_score, b_token = _best(b_scores, b_tokens)
     tl.store(best_scores_ptr + i_row * MAX_SPLITS + i_split, b_score)
     tl.store(best_tokens_ptr + i_row * MAX_SPLITS + i_split, b_token)
     p_exact = exact_ptr + i_row * (2 * MAX_SPLITS) + i_split
@@ -465,7 +516,7 @@ def _drawn_from_list(
     b_values = tl.load(p_values + o_list, mask=m_list, other=float("-inf"), cache_modifier=".cg")
     o_tokens = tl.load(p_tokens + o_list, mask=m_list, other=_NO_TOKEN, cache_modifier=".cg")
     b_sorted = tl.sort(b_values, descending=True)
-    b_masses = _mass(b_sorted, b_largest)
+    b_masses = _mass(tl.exp(b_sorted - b_largest)).to(tl.int64)
     b_mass = b_certain & _MASS_MASK
     b_threshold = float("-inf")
     is_found = True
@@ -496,7 +547,8 @@ def _sum_from(p_row, vocabulary, b_inverse, b_largest, b_threshold, BLOCK: tl.co
     for i_token in tl.range(0, vocabulary, BLOCK, num_stages=3):
         o_tokens = i_token + tl.arange(0, BLOCK)
         b_scaled = _load_scaled(p_row, o_tokens, o_tokens < vocabulary, b_inverse)
-        b_sums += tl.where(b_scaled >= b_threshold, _counted_mass(b_scaled, b_largest), 0)
+        b_share = tl.exp(b_scaled - b_largest)
+        b_sums += tl.where(b_scaled >= b_threshold, _counted_mass(b_scaled, b_share), 0)
     return tl.sum(b_sums, 0)
 
 
@@ -709,7 +761,7 @@ def finish_kernel(
                 is_greedy,
                 BLOCK,
             )
-    tl.store(out_ptr + i_row, b_token)
+    tl.store(out_ptr + i_row, tl.where(b_token == _NO_TOKEN, 0, b_token))
 
 
 def sample(

@@ -1,0 +1,61 @@
+"""What limits the rows that have missed their bars, and what was tried: the rows' notes."""
+
+FIXED = (
+    "some 11 us of a call do not depend on its size: lengths, page table and first keys are read "
+    "in turn, and a second kernel adds the parts"
+)
+
+LIMITS = {
+    "FP8 by blocks on the four 7B matrices M=64": (
+        "each tile reads all tokens from L2 again and is scaled between products; tiles of 128 "
+        "rows, 8 warps and 2 to 8 stages were slower"
+    ),
+    "LayerNorm 8192x16384": (
+        "a row fills the registers of half a multiprocessor, so few rows load at a time; both "
+        "sums in one wait gave 0.935 where reads reached 4,600 GB/s"
+    ),
+    "MLA decode bf16 64 x 4k, 128 heads": (
+        "softmax and products take turns; needs specialised warps, as prefill has. Deeper "
+        "prefetch of pages and latents was slower"
+    ),
+    "MLA decode bf16 64 x 8k, 16 heads": (
+        "one tile of 74 KB loads while one is multiplied, by mma.sync with the queries in 144 "
+        "registers; smaller tiles and two programs were slower. Needs the transposed product"
+    ),
+    "RoPE+KV write fp8, 32768 tokens": "0.876 where reads reached 4,600 GB/s: latency, not bytes",
+    "RoPE+KV write int8, 32768 tokens": "0.856 where reads reached 4,600 GB/s: latency, not bytes",
+    "W4A16 g128 on the four 7B matrices M=256": (
+        "decoding takes the issue slots of the product; 0.654 where a bf16 product reached "
+        "763 TFLOP/s"
+    ),
+    "W8A8 int8 on the four 7B matrices M=8192": (
+        "a plain pipelined product at the clock that is left; 1.52 where a bf16 product reached "
+        "763 TFLOP/s"
+    ),
+    "gelu(LN(x) W + b) 4096 to 16384 M=512": (
+        "the statistics are a kernel of some 2.5 us before the product; beside it they slowed it"
+    ),
+    "gelu(LN(x) W + b) 4096 to 4096 M=8192": (
+        "the statistics read the input once more, 16 us, and the GeLU of a tile waits for its "
+        "product; statistics beside the product were slower (465 us)"
+    ),
+    "paged decode bf16 256 x 1.2k, 28/4 heads": (
+        "where programs meet, parts are added through shared memory; with the parts in registers "
+        "an experiment took 158.6 us (0.951) where reads reached 4,600 GB/s"
+    ),
+    "paged decode bf16 32 x 1.2k, 28/4 heads": (
+        f"{FIXED}; 1 to 6 programs a multiprocessor, 16 to 128 tokens, 2 to 5 stages and adding "
+        "in the same kernel took 28.1 to 33 us"
+    ),
+    "paged decode bf16 32 x 4k, 32/8 heads": "0.971 where reads reached 4,600 GB/s",
+    "paged decode bf16 8 x 16k, 28/4 heads": (
+        f"{FIXED}; 0.904 where reads reached 4,600 GB/s. Deeper pipelines were slower"
+    ),
+    "sampling top-p 0.95, batch 1": (
+        "five dependent kernels of 2 to 6 us; fewer pivots or levels overflow the list"
+    ),
+    "sampling top-p 0.95, batch 256": (
+        "arithmetic: some 55 instructions a logit in each of three counting passes; 10.2 with "
+        "reads at 4,600 GB/s"
+    ),
+}
