@@ -1,11 +1,14 @@
 """Models for the worker's tests: the trained one, and tiny random ones made by transformers."""
 
+import copy
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from deepseek_worker.config import EngineConfig
 from deepseek_worker.engine import Engine
@@ -80,13 +83,78 @@ def tiny(make_checkpoint):
     return make_checkpoint()
 
 
+ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.fixture(scope="session")
+def make_adapter(tmp_path_factory) -> Callable:
+    """Save a random LoRA adapter of a model as PEFT does; returns its folder.
+
+    `ranks` are those of targets that differ from `rank`; `config` replaces fields.
+    """
+
+    def make(model, *, seed=1, rank=4, alpha=8, targets=ALL_TARGETS, ranks=None, config=None):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {}
+        for name, module in model.named_modules():
+            kind = name.rpartition(".")[2]
+            if kind not in targets:
+                continue
+            own, (rows, columns) = (ranks or {}).get(kind, rank), module.weight.shape
+            for part, shape in (("lora_A", (own, columns)), ("lora_B", (rows, own))):
+                # As large as the model's own weights, so that a mistake is seen.
+                weight = torch.randn(shape, generator=generator) * 0.3
+                tensors[f"base_model.model.{name}.{part}.weight"] = weight
+        fields = {
+            "peft_type": "LORA",
+            "base_model_name_or_path": "somewhere/else",
+            "r": rank,
+            "lora_alpha": alpha,
+            "lora_dropout": 0.05,
+            "target_modules": list(targets),
+            "rank_pattern": ranks or {},
+            "bias": "none",
+            "init_lora_weights": True,
+            "megatron_core": "megatron.core",
+            "use_dora": False,
+            "modules_to_save": None,
+        }
+        folder = tmp_path_factory.mktemp("adapter")
+        (folder / "adapter_config.json").write_text(json.dumps(fields | (config or {})))
+        save_file(tensors, folder / "adapter_model.safetensors")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def merge() -> Callable:
+    """A copy of a transformers model whose weights hold an adapter, `scale` times B times A."""
+    from safetensors.torch import load_file
+
+    def merged(model, folder, scale):
+        model, tensors = copy.deepcopy(model), load_file(folder / "adapter_model.safetensors")
+        with torch.no_grad():
+            for name, a in tensors.items():
+                if "lora_A" not in name:
+                    continue
+                module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+                delta = tensors[name.replace("lora_A", "lora_B")] @ a
+                factor = scale(module) if callable(scale) else scale
+                model.get_submodule(module).weight += factor * delta
+        return model
+
+    return merged
+
+
 @pytest.fixture
 def make_engine() -> Callable[..., Engine]:
     """An engine on a small pool, with every option open."""
 
-    def make(model: Path, **options) -> Engine:
+    def make(model: Path, build_runner=None, **options) -> Engine:
         defaults = {"device": "cpu", "kv_cache_bytes": 2**22}
-        return load_engine(EngineConfig(model=model, **(defaults | options)), lambda _: None)
+        config = EngineConfig(model=model, **(defaults | options))
+        return load_engine(config, lambda _: None, build_runner)
 
     return make
 

@@ -94,9 +94,10 @@ def test_offsets_count_characters_and_go_on_over_chunks() -> None:
 
 
 def test_usage_adds_up() -> None:
-    assert encode(usage(3, 4, 2)) == (
+    assert encode(usage(3, 4, 2, 1)) == (
         b'{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,'
-        b'"prompt_tokens_details":{"cached_tokens":2}}'
+        b'"prompt_tokens_details":{"cached_tokens":2},'
+        b'"completion_tokens_details":{"reasoning_tokens":1}}'
     )
 
 

@@ -14,7 +14,18 @@ PAGE_TOKENS = 4
 NUM_PAGES = 200
 
 
-def attention(heads=6, kv_heads=2, head_dim=8, dtype=torch.float32):
+class Still:
+    """A rope that turns nothing."""
+
+    def __init__(self, head_dim):
+        self.head_dim = head_dim
+
+    def angles(self, positions):
+        one = torch.ones(len(positions), 1, self.head_dim)
+        return one, torch.zeros_like(one)
+
+
+def attention(heads=6, kv_heads=2, head_dim=8, formats=("float32", "float32")):
     config = ModelConfig(
         "llama", 10, heads * head_dim, 8, 2, heads, kv_heads, head_dim, 1e-6, 4096,
         RopeConfig(), False, False, False, False, "float32", frozenset(),
@@ -23,12 +34,12 @@ def attention(heads=6, kv_heads=2, head_dim=8, dtype=torch.float32):
         config,
         num_pages=NUM_PAGES,
         page_tokens=PAGE_TOKENS,
-        dtype=dtype,
+        formats=formats,
         device=torch.device("cpu"),
     )
-    # What earlier sequences left is anything.
-    pool.data.fill_(float("nan"))
-    return TorchAttention(pool, heads, torch.float32), config
+    # What earlier sequences left is anything: here, no number in any format.
+    pool.data.fill_(255)
+    return TorchAttention(pool, heads, torch.float32, Still(head_dim)), config
 
 
 def written_out(queries, keys, values, start):
@@ -68,11 +79,10 @@ class Session:
             spans.append(Span(pages, start, start + num_new))
             rows.append(new)
         qkv = torch.cat(rows).flatten(1)
-        one, zero = torch.ones(len(qkv), 1, self.head_dim), torch.zeros(len(qkv), 1, self.head_dim)
         plan = self.attention.plan(spans)
         for layer in (0, 1):
             computed = qkv.clone()
-            self.attention.write(layer, computed, one, zero, plan)
+            self.attention.write(layer, computed, plan)
             result = self.attention.attend(layer, computed, plan)
             assert torch.allclose(result, self.expected(work), atol=1e-5)
         return plan
@@ -127,22 +137,23 @@ def test_similar_lengths_share_a_group_and_a_very_long_one_stays_apart():
     assert 300 // PAGE_TOKENS > MAX_PADDING_PAGES
 
 
-def test_a_cache_of_lower_precision_is_close():
-    session = Session(5, dtype=torch.bfloat16)
-    session.expected = lambda work: session.exact
-    session.attention._pool.data.zero_()
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [("bf16", 0.02), ("fp8", 0.1), ("int8", 0.02)], ids=lambda value: value
+)
+def test_a_cache_of_lower_precision_is_close(kind, tolerance):
+    session = Session(5, formats=("float32", kind))
     torch.manual_seed(0)
     qkv = torch.randn(9, 10 * 8)
-    one, zero = torch.ones(9, 1, 8), torch.zeros(9, 1, 8)
     whole = session.attention.plan([Span([1, 2, 3], 0, 9)])
-    last = session.attention.plan([Span([1, 2, 3], 8, 9)])
-    session.attention.write(0, qkv, one, zero, whole)
+    session.attention.write(1, qkv, whole)
+    exact = session.attention.attend(1, qkv, whole)[-1]
 
-    exact = session.attention.attend(0, qkv, whole)[-1]
-    rounded = session.attention.attend(0, qkv[-1:], last)[0]
+    last = session.attention.plan([Span([1, 2, 3], 8, 9)])
+    session.attention.write(1, qkv[-1:], last)
+    rounded = session.attention.attend(1, qkv[-1:], last)[0]
 
     assert not torch.equal(exact, rounded)
-    assert torch.allclose(exact, rounded, atol=0.02)
+    assert torch.allclose(exact, rounded, atol=tolerance)
 
 
 def test_the_workspace_is_counted_and_reused():

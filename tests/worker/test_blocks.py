@@ -120,6 +120,9 @@ def test_digests_are_long_and_depend_on_salt_parent_and_every_token():
 
     assert len(base) >= 16
     assert base != page_digest(root_digest("tenant-b"), [1, 2, 3])
+    assert base != page_digest(root_digest("tenant-a", "adapter"), [1, 2, 3])
+    assert root_digest("b", "a") != root_digest("a", "b")
+    assert root_digest("b", "a") != root_digest("a\0b")
     assert base != page_digest(base, [1, 2, 3])
     assert base != page_digest(root_digest("tenant-a"), [1, 2, 4])
 

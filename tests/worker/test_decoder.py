@@ -52,16 +52,16 @@ def logits_in_chunks(folder, token_ids: list[int]) -> torch.Tensor:
     checkpoint = open_checkpoint(folder)
     decoder = Decoder(checkpoint.config, torch.float32, CPU)
     load(decoder, checkpoint, lambda _: None)
-    pool = KvPool(checkpoint.config, num_pages=20, page_tokens=4, dtype=torch.float32, device=CPU)
-    pool.data.fill_(float("nan"))
-    attention = TorchAttention(pool, checkpoint.config.num_heads, torch.float32)
+    pool = KvPool(
+        checkpoint.config, num_pages=20, page_tokens=4, formats=["float32"] * 2, device=CPU
+    )
+    pool.data.fill_(255)  # Not a number, in every format.
+    attention = TorchAttention(pool, checkpoint.config.num_heads, torch.float32, decoder.rope)
     pages = [(7 * index + 3) % 20 for index in range(16)]
     rows = []
     for start, end in SPANS:
         plan = attention.plan([Span(pages, start, end)])
-        hidden = decoder.forward(
-            torch.tensor(token_ids[start:end]), torch.arange(start, end), attention, plan
-        )
+        hidden = decoder.forward(torch.tensor(token_ids[start:end]), attention, plan)
         rows.append(decoder.logits(hidden))
     return torch.cat(rows)
 
@@ -84,8 +84,10 @@ def test_sequences_of_one_step_do_not_see_each_other(tiny):
     checkpoint = open_checkpoint(folder)
     decoder = Decoder(checkpoint.config, torch.float32, CPU)
     load(decoder, checkpoint, lambda _: None)
-    pool = KvPool(checkpoint.config, num_pages=64, page_tokens=4, dtype=torch.float32, device=CPU)
-    attention = TorchAttention(pool, checkpoint.config.num_heads, torch.float32)
+    pool = KvPool(
+        checkpoint.config, num_pages=64, page_tokens=4, formats=["float32"] * 2, device=CPU
+    )
+    attention = TorchAttention(pool, checkpoint.config.num_heads, torch.float32, decoder.rope)
     lengths = (80, 30, 9, 2)
     prompts = [[(index * 7 + length) % 100 for index in range(length)] for length in lengths]
     pages, first = [], 0
@@ -94,20 +96,17 @@ def test_sequences_of_one_step_do_not_see_each_other(tiny):
         pages.append(list(range(first, first + needed)))
         first += needed
 
-    def step(spans, token_ids, positions):
-        plan = attention.plan(spans)
-        return decoder.forward(torch.tensor(token_ids), torch.tensor(positions), attention, plan)
+    def step(spans, token_ids):
+        return decoder.forward(torch.tensor(token_ids), attention, attention.plan(spans))
 
     # All but the last token of each, then the last ones together: long and short in one group.
     step(
         [Span(own, 0, length - 1) for own, length in zip(pages, lengths, strict=True)],
         [token for prompt in prompts for token in prompt[:-1]],
-        [position for length in lengths for position in range(length - 1)],
     )
     hidden = step(
         [Span(own, length - 1, length) for own, length in zip(pages, lengths, strict=True)],
         [prompt[-1] for prompt in prompts],
-        [length - 1 for length in lengths],
     )
 
     logits = decoder.logits(hidden)

@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deepseek_worker.detokenizer import Detokenizer
@@ -116,7 +116,6 @@ def test_tokens_after_the_stop_string_are_ignored() -> None:
     assert (detokenizer.push([0, 1]), detokenizer.push([1]), detokenizer.finish()) == ("a", "", "")
 
 
-@settings(deadline=None)
 @given(
     data=st.text("abX🙂é", max_size=12).map(str.encode),
     stops=st.lists(st.text("abX🙂é", min_size=1, max_size=4), max_size=3),

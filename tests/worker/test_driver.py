@@ -6,7 +6,8 @@ import time
 import pytest
 
 from deepseek_worker.driver import EngineThread
-from deepseek_worker.errors import Draining, EngineFailed, ModelNotFound, RequestTooLarge
+from deepseek_worker.errors import EngineFailed, ModelNotFound, RequestTooLarge
+from deepseek_worker.progress import Failure
 from deepseek_worker.sequence import Request, SamplingParams
 
 
@@ -39,7 +40,7 @@ def thread(tiny, make_engine):
 
     thread = EngineThread(load)
     thread.start()
-    thread.wait_until_loaded(20)
+    wait_for(lambda: thread.progress().phase == "ready")
     yield thread
     thread.stop()
 
@@ -119,11 +120,8 @@ def test_before_loading_ends_nothing_is_taken(tiny, make_engine):
     assert thread.stats() is None
     with pytest.raises(EngineFailed, match="still loading"):
         thread.submit(request(), Inbox())
-    with pytest.raises(TimeoutError):
-        thread.wait_until_loaded(0.01)
     gate.set()
-    thread.wait_until_loaded(20)
-    assert thread.progress().phase == "ready"
+    wait_for(lambda: thread.progress().phase == "ready")
     thread.stop()
 
 
@@ -134,33 +132,12 @@ def test_a_model_that_cannot_be_loaded_is_reported_with_its_cause():
     thread = EngineThread(load)
     thread.start()
 
-    with pytest.raises(EngineFailed, match="does not exist") as caught:
-        thread.wait_until_loaded(20)
-    assert isinstance(caught.value.__cause__, ModelNotFound)
-    assert thread.progress().phase == "failed"
-    assert isinstance(thread.progress().error, ModelNotFound)
-    thread.stop()
-
-
-def test_draining_finishes_what_runs_and_takes_nothing_new(thread):
-    inbox = Inbox()
-    thread.submit(request(max_tokens=60), inbox)
-
-    assert thread.drain(20)
-
-    assert inbox.wait().finish_reason == "length"
-    assert thread.progress().phase == "draining"
-    with pytest.raises(Draining):
+    wait_for(lambda: thread.progress().phase == "failed")
+    assert isinstance(thread.error, ModelNotFound)
+    assert thread.progress().failure == Failure("ModelNotFound", "/models/none does not exist", 3)
+    with pytest.raises(EngineFailed, match="does not exist"):
         thread.submit(request(), Inbox())
-
-
-def test_draining_aborts_what_takes_too_long(thread):
-    inbox = Inbox()
-    thread.submit(request(max_tokens=240), inbox)
-
-    assert not thread.drain(0)
-
-    assert inbox.wait().finish_reason == "abort"
+    thread.stop()
 
 
 def test_a_receiver_that_fails_leaves_the_others_alone(thread):
@@ -172,21 +149,33 @@ def test_a_receiver_that_fails_leaves_the_others_alone(thread):
     thread.submit(request(), inbox)
 
     assert inbox.wait().finish_reason == "length"
-    assert thread.drain(20)
 
 
-def test_drained_means_delivered(thread):
-    outputs = []
-    for number in range(5):
-        thread.submit(request(str(number)), outputs.append)
+def test_the_end_of_each_step_is_told_once_all_its_outputs_are_out(tiny, make_engine):
+    told, steps = [], []
 
-    assert thread.drain(20)
+    def end_step():
+        steps.append(list(told))
+        told.clear()
 
-    assert sum(output.finish_reason == "length" for output in outputs) == 5
+    engine = make_engine(tiny[0])
+    thread = EngineThread(lambda _: engine, end_step)
+    thread.start()
+    wait_for(lambda: thread.progress().phase == "ready")
+    with thread._wake:
+        # All at once, so that they are in the same steps.
+        for number in range(3):
+            thread.submit(request(str(number), max_tokens=4), told.append)
+    wait_for(lambda: not thread._callbacks)
+    thread.stop()
+
+    assert [len(outputs) for outputs in steps] == [3, 3, 3, 3]
+    assert engine.counters.steps == 4
+    assert told == []
 
 
 def test_an_error_in_the_engine_reaches_every_waiting_client(thread):
-    engine = thread.wait_until_loaded()
+    engine = thread._engine
     inbox = Inbox()
     engine.scheduler.schedule = lambda: 1 / 0
 
@@ -200,25 +189,58 @@ def test_an_error_in_the_engine_reaches_every_waiting_client(thread):
         thread.submit(request("b"), Inbox())
 
 
+def test_a_device_that_failed_is_told_by_its_name(thread):
+    def fail():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    thread._engine.scheduler.schedule = fail
+    inbox = Inbox()
+
+    thread.submit(request(), inbox)
+
+    assert inbox.wait().error_reason == "EngineFailed"
+    assert thread.progress().failure.reason == "DeviceFault"
+
+
+def test_a_panic_of_a_library_ends_the_engine_with_its_name(thread):
+    class PanicException(BaseException):
+        pass
+
+    def panic():
+        raise PanicException("index out of bounds")
+
+    thread._engine.scheduler.schedule = panic
+    inbox = Inbox()
+
+    thread.submit(request(), inbox)
+
+    assert inbox.wait().error_reason == "EngineFailed"
+    assert thread.progress().failure.message == "PanicException: index out of bounds"
+
+
 def test_idle_time_counts_as_progress_and_a_stuck_step_does_not(thread):
-    engine = thread.wait_until_loaded()
+    engine = thread._engine
     before = thread.progress().last_step_at
     wait_for(lambda: thread.progress().last_step_at > before)
 
-    gate = threading.Event()
-    step = type(engine).step
+    stepping, gate = threading.Event(), threading.Event()
     inbox = Inbox()
     schedule = engine.scheduler.schedule
-    engine.scheduler.schedule = lambda: (gate.wait(20), schedule())[1]
+
+    def schedule_when_told():
+        stepping.set()
+        assert gate.wait(20)
+        return schedule()
+
+    engine.scheduler.schedule = schedule_when_told
     thread.submit(request(), inbox)
-    time.sleep(0.05)
+    assert stepping.wait(20)
     stuck = thread.progress().last_step_at
-    time.sleep(0.3)
+    time.sleep(1.2)  # longer than between two signs of an idle engine
 
     assert thread.progress().last_step_at == stuck
     gate.set()
     assert inbox.wait().finish_reason == "length"
-    assert step is type(engine).step
 
 
 def wait_for(condition) -> None:

@@ -1,5 +1,6 @@
 """The engine on tiny models: answers, limits, failures, and memory that comes back."""
 
+import dataclasses
 import random
 import shutil
 
@@ -110,6 +111,91 @@ def test_an_end_token_finishes_and_is_named(tiny, make_engine, complete):
     assert outputs[-1].stop_token_id == third
     assert outputs[-1].token_ids == (third,)
     assert [o.finish_reason for o in outputs[:-1]] == [None] * (len(outputs) - 1)
+
+
+class Spelled:
+    """A guide to a given answer, token by token."""
+
+    def __init__(self, *tokens, error_after=99):
+        self.left = list(tokens)
+        self.num_taken, self.error_after = 0, error_after
+
+    def allowed_tokens(self):
+        return (1 << self.left[0]).to_bytes(16, "little")
+
+    def advance(self, token_id):
+        assert token_id == self.left.pop(0)
+        self.num_taken += 1
+
+    @property
+    def is_finished(self):
+        return not self.left
+
+    @property
+    def error(self):
+        return "too hard" if self.num_taken >= self.error_after else None
+
+
+def guided(name, length, guide, **sampling):
+    return dataclasses.replace(request(name, prompt(length), **sampling), guide=guide)
+
+
+def test_a_guide_leads_its_own_answer_and_ends_it(tiny, make_engine, complete, generate):
+    folder, _ = tiny
+    (free,) = generate(make_engine(folder), [prompt(20)])
+    requests = [
+        guided("g", 20, Spelled(7, 100, 3)),
+        request("free", prompt(20)),
+        guided("random", 30, Spelled(1, 2), temperature=1.5),
+        guided("cut", 20, Spelled(9, 9, 9), max_tokens=2),
+    ]
+
+    outputs = complete(make_engine(folder), requests)
+
+    tokens = {name: [t for o in outs for t in o.token_ids] for name, outs in outputs.items()}
+    assert tokens == {"g": [7, 100, 3], "free": free, "random": [1, 2], "cut": [9, 9]}
+    ends = {
+        name: (outs[-1].finish_reason, outs[-1].stop_token_id) for name, outs in outputs.items()
+    }
+    # The last token belongs to the answer: the grammar ended it, not the token.
+    assert ends == {
+        "g": ("stop", None),
+        "free": ("length", None),
+        "random": ("stop", None),
+        "cut": ("length", None),
+    }
+
+
+def test_a_guide_keeps_its_place_over_a_preemption(tiny, make_engine, complete):
+    folder, _ = tiny
+    engine = make_engine(folder, kv_cache_bytes=4 * PAGE_BYTES)
+    spelled = {str(seed): [seed + 1] * 30 for seed in range(3)}
+
+    outputs = complete(
+        engine,
+        [guided(name, 15, Spelled(*tokens), max_tokens=40) for name, tokens in spelled.items()],
+    )
+
+    assert engine.stats().num_preemptions
+    assert {n: [t for o in outs for t in o.token_ids] for n, outs in outputs.items()} == spelled
+
+
+def test_a_guide_that_fails_ends_its_request_alone(tiny, make_engine, complete):
+    folder, _ = tiny
+    engine = make_engine(folder)
+
+    outputs = complete(
+        engine,
+        [guided("bad", 20, Spelled(7, 7, 7, error_after=2)), request("good", prompt(20))],
+    )
+
+    assert (outputs["bad"][-1].finish_reason, outputs["bad"][-1].error_reason) == (
+        "error",
+        "GuideFailed",
+    )
+    assert outputs["bad"][-1].error == "too hard"
+    assert outputs["good"][-1].finish_reason == "length"
+    assert engine.stats().held_pages == 0
 
 
 def test_min_tokens_holds_the_end_token_back(tiny, make_engine, generate):
@@ -360,6 +446,24 @@ def test_memory_that_never_suffices_ends_in_errors_not_in_a_loop(tiny, make_engi
 
     assert {o[-1].error_reason for o in outputs.values()} == {"OutOfMemory"}
     assert not engine.has_work()
+    assert engine.stats().num_out_of_memory_failures == 3
+    assert engine.stats().is_exhausted
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_batch_is_tried_again_as_often_as_it_is_told(retries, tiny, make_engine, complete):
+    engine = make_engine(tiny[0], retries_per_batch=retries)
+    sizes = []
+
+    def runs_out(inputs):
+        sizes.append(len(inputs.token_ids))
+        raise MemoryError
+
+    object.__setattr__(engine.runner, "forward", runs_out)
+
+    complete(engine, [request("alone", prompt(40))])
+
+    assert sizes == [40 >> n for n in range(retries + 1)]
 
 
 def test_the_batch_grows_back_after_memory_ran_out(tiny, make_engine, generate):

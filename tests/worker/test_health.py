@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from deepseek_worker.driver import Progress
-from deepseek_worker.errors import BrokenCheckpoint
 from deepseek_worker.health import liveness, readiness, worker_state
+from deepseek_worker.progress import Failure, Progress
 
 NOW = 1000.0
 
@@ -16,7 +15,7 @@ def progress(phase: Any = "ready", **values: Any) -> Progress:
             "loading_progress": 1.0,
             "started_at": 0.0,
             "last_step_at": NOW - 1,
-            "error": None,
+            "failure": None,
             **values,
         }
     )
@@ -33,7 +32,11 @@ def progress(phase: Any = "ready", **values: Any) -> Progress:
         pytest.param(NOW, progress("draining"), True, "OK", id="draining lives"),
         pytest.param(NOW + 10, progress("draining"), False, "no step", id="draining, stalled"),
         pytest.param(
-            NOW, progress("failed", error=OSError("no GPU")), False, "error: no GPU", id="failed"
+            NOW,
+            progress("failed", failure=Failure("InternalError", "no GPU")),
+            False,
+            "error: no GPU",
+            id="failed",
         ),
     ],
 )
@@ -68,7 +71,7 @@ def test_ready_is_what_has_answered_and_takes_more(
     assert says in verdict.message
 
 
-def state(given: Progress, *, is_warm: bool) -> Any:
+def state(given: Progress, *, is_warm: bool = True, now: float = NOW) -> Any:
     return worker_state(
         served_name="name",
         model_id="id",
@@ -76,7 +79,30 @@ def state(given: Progress, *, is_warm: bool) -> Any:
         progress=given,
         stats=None,
         is_warm=is_warm,
+        now=now,
+        stall_seconds=10,
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "is_warm", "seconds", "is_stalled"),
+    [
+        pytest.param(progress(), True, 10, False, id="within what a step may take"),
+        pytest.param(progress(last_step_at=NOW - 12), True, 12, True, id="stalled"),
+        pytest.param(progress("draining", last_step_at=NOW - 12), True, 12, True, id="draining"),
+        pytest.param(progress(last_step_at=NOW - 12), False, 0, False, id="the first steps"),
+        pytest.param(progress("failed", last_step_at=0.0), True, NOW, False, id="failed"),
+        pytest.param(progress(last_step_at=NOW + 9), True, 0, False, id="a clock set back"),
+    ],
+)
+def test_a_stall_is_told_by_the_workers_own_clock(
+    given: Progress, is_warm: bool, seconds: float, is_stalled: bool
+) -> None:
+    at = NOW + 9 if given.last_step_at == NOW - 1 else NOW
+
+    told = state(given, is_warm=is_warm, now=at)
+
+    assert (told.seconds_since_step, told.is_stalled) == (seconds, is_stalled)
 
 
 def test_a_worker_that_is_not_warm_is_loading_to_the_operator() -> None:
@@ -86,11 +112,12 @@ def test_a_worker_that_is_not_warm_is_loading_to_the_operator() -> None:
 
 
 def test_the_state_of_a_failed_worker_says_why() -> None:
-    known = state(progress("failed", error=BrokenCheckpoint("cut short")), is_warm=True)
-    unknown = state(progress("failed", error=ValueError("?")), is_warm=True)
+    known = state(progress("failed", failure=Failure("ModelUnusable", "cut short")), is_warm=True)
+    failure = Failure.of(ValueError("?"))
+    unknown = state(progress("failed", failure=failure), is_warm=True)
 
-    assert (known.reason, known.message) == (BrokenCheckpoint.reason, "cut short")
-    assert (unknown.reason, unknown.message) == ("InternalError", "?")
+    assert (known.reason, known.message) == ("ModelUnusable", "cut short")
+    assert (unknown.reason, unknown.message) == ("InternalError", "ValueError: ?")
 
 
 def test_before_the_model_is_loaded_nothing_is_claimed() -> None:

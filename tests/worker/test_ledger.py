@@ -8,6 +8,7 @@ from deepseek_worker.errors import ModelTooLarge
 from deepseek_worker.memory.ledger import (
     GIB,
     MAX_DEFAULT_CPU_POOL_BYTES,
+    AdapterBytes,
     MemoryRequest,
     plan_memory,
     shape_of,
@@ -21,8 +22,8 @@ CONFIG = ModelConfig(
 REQUEST = MemoryRequest(
     limit_bytes=8 * GIB,
     kv_cache_bytes=None,
-    weights="float32",
-    kv_cache="float32",
+    weight_bytes=134_515_008 * 4,
+    kv_cache=("float32",) * 30,
     activation_bytes=4,
     page_tokens=16,
     max_context_tokens=8192,
@@ -38,8 +39,11 @@ def plan(**changes):
     return plan_memory(shape_of(CONFIG), replace(REQUEST, **changes))
 
 
-def test_counts_the_weights_of_the_model_exactly():
-    assert plan().predicted_bytes["weights"] == 134_515_008 * 4
+def test_pages_of_8_bits_are_as_many_more_as_they_are_smaller():
+    mixed = plan(kv_cache=("bf16",) * 2 + ("fp8",) * 28, kv_cache_bytes=100 * PAGE_BYTES)
+
+    assert mixed.page_bytes == PAGE_BYTES // 30 * 2 // 2 + PAGE_BYTES // 30 * 28 // 4
+    assert mixed.num_pages == 100 * PAGE_BYTES // mixed.page_bytes
 
 
 def test_a_cpu_takes_a_bounded_pool_by_default():
@@ -79,3 +83,17 @@ def test_a_packed_copy_of_the_head_is_part_of_the_workspace():
     more = plan(packs_tied_head=True).predicted_bytes["workspace"]
 
     assert more - plan().predicted_bytes["workspace"] == 49152 * 576 * 4
+
+
+def test_adapters_are_weights_and_workspace_and_leave_fewer_pages():
+    bounded = {"is_cpu": False, "limit_bytes": 2 * GIB}
+    without = plan(**bounded)
+
+    with_ = plan(**bounded, adapters=AdapterBytes(weights=100 * PAGE_BYTES, workspace=PAGE_BYTES))
+
+    assert without.num_pages - with_.num_pages == 101
+    more = {
+        kind: size - without.predicted_bytes[kind] for kind, size in with_.predicted_bytes.items()
+    }
+    assert more["weights"] == 100 * PAGE_BYTES
+    assert more["workspace"] == PAGE_BYTES

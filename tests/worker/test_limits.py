@@ -1,13 +1,49 @@
-"""Memory and processors of the container or the machine."""
-
-import os
+"""Memory of the container or the machine."""
 
 import pytest
 import torch
 
+from deepseek_worker.errors import MemoryHeld
 from deepseek_worker.memory import limits
 
 CPU = torch.device("cpu")
+
+
+class Device:
+    """A GPU whose holder lets go of its memory after some looks, and a clock."""
+
+    def __init__(self, *free_bytes: int) -> None:
+        self.free_bytes = list(free_bytes)
+        self.now = 0.0
+
+    def look(self) -> int:
+        return self.free_bytes.pop(0) if len(self.free_bytes) > 1 else self.free_bytes[0]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self, needed_bytes: int) -> float:
+        limits.wait_until_free(
+            needed_bytes, self.look, seconds=10, clock=lambda: self.now, sleep=self.sleep
+        )
+        return self.now
+
+
+def test_free_memory_is_not_waited_for():
+    assert Device(100).wait(100) == 0
+
+
+def test_memory_that_a_predecessor_lets_go_of_is_waited_for():
+    assert Device(20, 20, 60, 100).wait(90) == 3 * limits.RELEASE_POLL_SECONDS
+
+
+def test_memory_that_is_never_let_go_of_is_said():
+    device = Device(3 * 2**20)
+
+    with pytest.raises(MemoryHeld, match="needs 90 MiB and 3 MiB of the device are free"):
+        device.wait(90 * 2**20)
+
+    assert device.now == 10
 
 
 @pytest.fixture
@@ -15,7 +51,6 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemFree: 5 kB\nMemTotal:       1000 kB\n")
     monkeypatch.setattr(limits, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(limits, "CGROUP_LIMITS", (tmp_path / "v2", tmp_path / "v1"))
-    monkeypatch.setattr(limits, "CPU_QUOTA", tmp_path / "cpu.max")
     return tmp_path
 
 
@@ -48,18 +83,28 @@ def test_a_process_holds_memory():
     assert limits.process_bytes(CPU) > 10 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("text", "cpus"), [("150000 100000", 2), ("100000 100000", 1), ("20000 100000", 1)]
-)
-def test_a_quota_of_processors_is_rounded_up(text, cpus, files):
-    (files / "cpu.max").write_text(text)
+@pytest.fixture
+def card(monkeypatch):
+    """A GPU of 100 GiB, of which a number of bytes are free."""
+    free = [100 * 2**30]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 100 * 2**30))
+    return free
 
-    assert limits.usable_cpus() == min(cpus, len(os.sched_getaffinity(0)))
+
+@pytest.mark.parametrize(("held_mib", "own_mib"), [(480, 480), (40_000, 600)])
+def test_memory_of_others_on_a_card_is_not_counted_as_the_process_own(card, held_mib, own_mib):
+    card[0] -= held_mib * 2**20
+
+    assert limits.process_bytes(torch.device("cuda")) == own_mib * 2**20
 
 
-@pytest.mark.parametrize("text", ["max 100000", None])
-def test_without_a_quota_all_processors_count(text, files):
-    if text:
-        (files / "cpu.max").write_text(text)
+@pytest.mark.parametrize(("gib", "fraction"), [(25, 0.25), (200, 1.0)])
+def test_the_allocator_is_told_its_part_of_the_card(card, gib, fraction, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given)
+    )
 
-    assert limits.usable_cpus() == len(os.sched_getaffinity(0))
+    limits.hold_to(gib * 2**30, torch.device("cuda"))
+
+    assert told == [(fraction, None)]

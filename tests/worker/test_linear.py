@@ -3,19 +3,34 @@
 import pytest
 import torch
 
-from deepseek_worker.layers.linear import Embedding, Linear, TiedHead, packs_on
+from deepseek_worker.layers import linear as linear_module
+from deepseek_worker.layers.linear import (
+    Embedding,
+    PlainLinear,
+    Projection,
+    TiedHead,
+    linear_in_blocks,
+    packs_on,
+)
 
 CPU = torch.device("cpu")
 
 
-def linear(bias=True, dtype=torch.float32) -> Linear:
+def linear(bias=True, dtype=torch.float32) -> PlainLinear:
     torch.manual_seed(0)
-    layer = Linear({"a": 5, "b": 3}, 7, bias=bias, dtype=dtype, device=CPU)
+    layer = PlainLinear(Projection({"a": 5, "b": 3}, 7, bias), dtype, CPU)
     for slot in layer.slots():
-        slot.target.normal_()
+        slot.store(torch.randn(slot.shape))
     return layer
 
 
+@pytest.fixture(params=[True, False], ids=["MKL", "oneDNN"])
+def _suits_mkl(request, monkeypatch):
+    """As on a processor of either kind."""
+    monkeypatch.setattr(linear_module, "_suits_mkl", lambda: request.param)
+
+
+@pytest.mark.usefixtures("_suits_mkl")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 8, 65])
 @torch.inference_mode()
@@ -32,20 +47,54 @@ def test_packing_changes_no_result(bias, rows):
 
 def test_parts_are_views_of_one_matrix_in_order():
     layer = linear()
-    names = [slot.name for slot in layer.slots()]
+    slots = {slot.name: slot for slot in layer.slots()}
+    first, second = torch.randn(5, 7), torch.randn(3, 7)
 
-    first, second = (slot.target for slot in layer.slots() if slot.name.endswith("weight"))
+    slots["b.weight"].store(second)
+    slots["a.weight"].store(first)
 
-    assert names == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    assert list(slots) == ["a.weight", "a.bias", "b.weight", "b.bias"]
     assert torch.equal(torch.cat((first, second)), layer.weight)
 
 
-def test_float16_is_computed_plainly():
+@pytest.mark.parametrize("bias", [torch.randn(192), None])
+@pytest.mark.parametrize("rows", [1, 4, 15])
+def test_blocks_give_what_the_whole_matrix_gives(bias, rows):
+    x, weight = torch.randn(rows, 40), torch.randn(192, 40)
+
+    product = linear_in_blocks(x, weight, bias)
+
+    assert torch.allclose(product, torch.nn.functional.linear(x, weight, bias), atol=1e-4)
+    assert product.is_contiguous()
+
+
+def test_few_rows_are_multiplied_in_blocks_where_blocks_divide_the_features(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        linear_module, "linear_in_blocks", lambda x, weight, bias: calls.append(len(x))
+    )
+    whole = PlainLinear(Projection({"a": 64, "b": 128}, 7, has_bias=False), torch.float32, CPU)
+    ragged = PlainLinear(Projection({"a": 65}, 7, has_bias=False), torch.float32, CPU)
+
+    for rows in (1, 3, 4, 15, 16):
+        whole(torch.zeros(rows, 7))
+        ragged(torch.zeros(rows, 7))
+
+    assert calls == [4, 15]
+
+
+@pytest.mark.parametrize("suits_mkl", [True, False])
+def test_what_is_packed_depends_on_type_and_processor(monkeypatch, suits_mkl):
+    monkeypatch.setattr(linear_module, "_suits_mkl", lambda: suits_mkl)
+    has_onednn = torch._C._has_mkldnn
+
+    assert packs_on(CPU, torch.float32) == (has_onednn and not suits_mkl)
+    assert packs_on(CPU, torch.bfloat16) == has_onednn
     assert not packs_on(CPU, torch.float16)
-    assert packs_on(CPU, torch.float32) == torch._C._has_mkldnn
     assert not packs_on(torch.device("meta"), torch.float32)
 
 
+@pytest.mark.usefixtures("_suits_mkl")
 @torch.inference_mode()
 def test_a_tied_head_scores_with_the_table_and_keeps_it():
     embedding = Embedding("e", 11, 6, torch.float32, CPU)

@@ -19,7 +19,8 @@ def edit(tmp_path, make_checkpoint):
     """Change the tensors of a saved model, then try to load it."""
 
     def change(edit_tensors, **changes):
-        folder = shutil.copytree(make_checkpoint(**changes)[0], tmp_path / "edited")
+        source = make_checkpoint(**changes)[0]
+        folder = shutil.copytree(source, tmp_path / "edited", dirs_exist_ok=True)
         tensors = load_file(folder / "model.safetensors")
         edit_tensors(tensors)
         save_file(tensors, folder / "model.safetensors")
@@ -64,6 +65,14 @@ def test_old_rotary_buffers_are_allowed(edit):
             {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
         )
     )
+
+
+def test_scales_of_the_kv_cache_are_allowed(edit):
+    scale = torch.ones(1)
+    edit(lambda tensors: tensors.update({"model.layers.0.self_attn.k_scale": scale}))
+
+    with pytest.raises(BrokenCheckpoint, match="q_scale"):
+        edit(lambda tensors: tensors.update({"model.layers.0.self_attn.q_scale": scale}))
 
 
 def test_a_head_beside_tied_embeddings_is_ignored(edit):

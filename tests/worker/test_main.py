@@ -50,7 +50,17 @@ def test_the_help_says_what_each_flag_does_and_its_default(
         (["serve", "--model", "m", "--port", "eighty"], "--port: invalid int value: 'eighty'"),
         (["serve", "--model", "m", "--port", "70000"], "--port: Input should be less than or"),
         (["serve", "--model", "m", "--device", "tpu"], "invalid choice: 'tpu'"),
-        (["serve", "--model", "m", "--weights", "fp8"], "weights='fp8' is not served yet"),
+        (["serve", "--model", "m", "--weights", "int2"], "invalid choice: 'int2'"),
+        (["serve", "--model", "m", "--lora", "terse"], "--lora: Value error, expected NAME=PATH"),
+        (
+            ["serve", "--model", "m", "--lora", "a=b", "--lora", "a=c"],
+            "--lora names two adapters 'a'",
+        ),
+        (["serve", "--model", "m", "--lora=m=b"], "--lora m=b has a name of the model itself"),
+        (
+            ["serve", "--model", "m", "--model-id", "x", "--lora=x=b"],
+            "--lora x=b has a name of the model itself",
+        ),
         (["load", "--source", "hf://a/b"], "required: --destination"),
         (["load", "--source", "s3://a", "--destination", "d"], "--source 's3://a' is not"),
     ],

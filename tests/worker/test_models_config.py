@@ -64,7 +64,7 @@ def test_theta_may_be_inside_the_rope_parameters():
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "aqlm"),
         ({"rope_scaling": {"type": "foo"}}, "foo"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"head_dim": 15}, "head_dim"),
@@ -89,6 +89,13 @@ def test_what_is_not_served_is_refused_by_name(changes, named):
 def test_what_makes_no_sense_is_refused_by_name(changes, named):
     with pytest.raises(BrokenCheckpoint, match=named):
         from_hf(LLAMA | changes)
+
+
+def test_the_quantization_is_part_of_the_shape():
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+    assert from_hf(LLAMA).quantization is None
+    assert from_hf(LLAMA | {"quantization_config": quantization}).quantization.method == "blocks"
 
 
 def test_dynamic_and_longrope_are_served_up_to_their_original_length():

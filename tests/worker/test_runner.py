@@ -28,7 +28,6 @@ def test_decoding_rows_come_first_and_longest_first(runner):
 
     assert inputs.entries == (long, short, chunk)
     assert inputs.token_ids.tolist() == [39, 19, *range(10)]
-    assert inputs.positions.tolist() == [39, 19, *range(10)]
     assert inputs.last_rows.tolist() == [0, 1, 11]
 
 

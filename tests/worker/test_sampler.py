@@ -6,16 +6,39 @@ from collections import Counter
 import pytest
 import torch
 
-from deepseek_worker.sampler import NUM_CANDIDATES, sample, token_logprobs, uniform
+from deepseek_worker.sampler import (
+    NUM_CANDIDATES,
+    allowed_tokens,
+    sample,
+    token_logprobs,
+    uniform,
+    unpack_bits,
+)
 from deepseek_worker.sequence import Request, SamplingParams, Sequence
 
 VOCAB = 5000
 
 
-def sequence(prompt=(1, 2), generated=(), order=0, stop=(), **sampling) -> Sequence:
-    subject = Sequence(
-        Request("r", tuple(prompt), SamplingParams(**sampling)), order, 10_000, frozenset(stop)
-    )
+class Only:
+    """A guide to some tokens of 64, or to all."""
+
+    is_finished = False
+    error = None
+
+    def __init__(self, *tokens: int) -> None:
+        bits = sum(1 << token for token in tokens)
+        self.bits = bits.to_bytes(8, "little") if tokens else None
+
+    def allowed_tokens(self) -> bytes | None:
+        return self.bits
+
+    def advance(self, token_id: int) -> None:
+        raise AssertionError("sampling changes nothing")
+
+
+def sequence(prompt=(1, 2), generated=(), order=0, stop=(), guide=None, **sampling) -> Sequence:
+    request = Request("r", tuple(prompt), SamplingParams(**sampling), guide=guide)
+    subject = Sequence(request, order, 10_000, frozenset(stop))
     subject.tokens += generated
     return subject
 
@@ -221,3 +244,39 @@ def test_more_alternatives_than_tokens_are_all_tokens():
 
     assert len(row.top) == 3
     assert sum(math.exp(value) for _, value in row.top) == pytest.approx(1.0)
+
+
+def test_a_guide_leaves_only_what_it_allows(logits):
+    guided = sequence(temperature=0, guide=Only(3, 9, 63))
+
+    free, held, open_ = sample(
+        logits.expand(3, -1),
+        [sequence(temperature=0), guided, sequence(temperature=0, guide=Only())],
+        0,
+    )
+
+    assert (free.token_id, held.token_id, open_.token_id) == (40, 3, 40)
+    assert draw(logits, 100, guide=Only(9, 31)) == {9: 100}
+    biased = sequence(temperature=0, guide=Only(3, 9), logit_bias=((40, 100.0), (9, 90.0)))
+    assert sample(logits, [biased], 0)[0].token_id == 9
+
+
+def test_logprobs_beside_a_guide_are_the_model_s_own(logits):
+    (row,) = sample(logits, [sequence(temperature=0, guide=Only(9), logprobs=1)], 0)
+
+    assert row.token_id == 9
+    assert row.logprobs.rank == 4
+    assert row.logprobs.top[0][0] == 40
+
+
+def test_the_guides_bits_are_one_row_for_each_sequence():
+    guides = [Only(0, 31, 32, 63), None, Only()]
+
+    bitmask = allowed_tokens([sequence(guide=guide) for guide in guides], 64)
+
+    assert bitmask.dtype == torch.int32
+    assert bitmask.shape == (3, 2)
+    bits = unpack_bits(bitmask, 60)
+    assert bits.shape == (3, 60)
+    assert bits[0].nonzero().flatten().tolist() == [0, 31, 32]
+    assert bits[1:].all()

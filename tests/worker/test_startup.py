@@ -1,6 +1,7 @@
 """From options to an engine, and what is refused before a weight is read."""
 
 import pytest
+import torch
 
 from deepseek_worker.config import EngineConfig
 from deepseek_worker.errors import ModelNotFound, ModelTooLarge, UnsupportedModel
@@ -29,6 +30,42 @@ def test_random_weights_need_a_config_only(tiny, tmp_path, make_engine, generate
     engine = make_engine(tmp_path, load_format="dummy")
 
     assert len(generate(engine, [prompt(5)])[0]) == 8
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("weights", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("kv_cache", ["auto", "fp8", "int8"])
+def test_every_format_answers_and_is_predicted_to_the_byte(
+    load_format, weights, kv_cache, tiny, make_engine, generate
+):
+    engine = make_engine(tiny[0], load_format=load_format, weights=weights, kv_cache=kv_cache)
+
+    answers = generate(engine, [prompt(5), prompt(30)])
+
+    stats = engine.stats()
+    assert [len(answer) for answer in answers] == [8, 8]
+    assert stats.measured_bytes["weights"] == stats.predicted_bytes["weights"]
+    assert stats.measured_bytes["kv_cache"] == stats.predicted_bytes["kv_cache"]
+
+
+def test_8_bit_keys_of_a_model_with_outliers_are_warned_of(make_checkpoint, make_engine, caplog):
+    folder, model = make_checkpoint("qwen2", tie_word_embeddings=True)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.bias.mul_(200)
+    model.save_pretrained(folder)
+
+    make_engine(folder, kv_cache="int8")
+    assert "Keys of the layers [1]" in caplog.text
+    caplog.clear()
+    make_engine(folder)
+    assert "Keys of" not in caplog.text
+
+
+def test_flags_that_contradict_each_other_are_refused(tiny):
+    config = EngineConfig(model=tiny[0], device="cpu", weights="int4", activations="8bit")
+
+    with pytest.raises(UnsupportedModel, match="activations is '8bit'"):
+        load_engine(config, lambda _: None)
 
 
 def test_a_model_larger_than_the_limit_says_what_is_missing(tiny):

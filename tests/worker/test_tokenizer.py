@@ -82,10 +82,10 @@ def test_text_survives_the_round_trip(text, tokenizer):
 
 
 def test_merges_apply(tokenizer):
-    assert [tokenizer.token_text(token) for token in tokenizer.encode("hello w")] == [
-        "hell",
-        "o",
-        " w",
+    assert [tokenizer.token_bytes(token) for token in tokenizer.encode("hello w")] == [
+        b"hell",
+        b"o",
+        b" w",
     ]
 
 
@@ -107,7 +107,8 @@ def test_bytes_of_tokens_are_exact_even_inside_a_character(tokenizer):
     ids = tokenizer.encode("😀<|end|>")
 
     assert b"".join(tokenizer.token_bytes(token) for token in ids) == "😀<|end|>".encode()
-    assert tokenizer.token_text(ids[0]) == "\ufffd"
+    assert "😀".encode().startswith(tokenizer.token_bytes(ids[0]))
+    assert tokenizer.token_bytes(ids[0]) != "😀".encode()
 
 
 def test_ids_beyond_the_vocabulary_are_empty(tokenizer):
@@ -146,7 +147,6 @@ def test_the_template_cannot_reach_the_interpreter(tmp_path):
 def test_a_broken_template_is_said_when_it_is_used(tmp_path):
     tokenizer = load_tokenizer(write_folder(tmp_path, "{% for %}"))
 
-    assert tokenizer.has_chat_template
     with pytest.raises(TemplateError, match="is broken"):
         tokenizer.apply_chat_template(USERS)
 
@@ -154,7 +154,6 @@ def test_a_broken_template_is_said_when_it_is_used(tmp_path):
 def test_without_a_template_chat_is_refused(tmp_path):
     tokenizer = load_tokenizer(write_folder(tmp_path, None))
 
-    assert not tokenizer.has_chat_template
     with pytest.raises(TemplateError, match="no chat template"):
         tokenizer.apply_chat_template(USERS)
 

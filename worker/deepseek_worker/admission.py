@@ -18,6 +18,7 @@ class Limits:
     max_running_requests: int
     max_batch_tokens: int
     max_queued_requests: int
+    retries_per_batch: int = 3
 
 
 def check_request(request: Request, limits: Limits, vocab_size: int, num_unfinished: int) -> None:

@@ -39,6 +39,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Generated tokens by what they are."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Tokens that a request cost."""
 
@@ -46,6 +52,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TopLogprob(Struct):
@@ -81,6 +88,18 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
+class PromptLogprob(Struct):
+    """A token that could stand at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt the alternatives by their ids; null for the first."""
+
+
 class CompletionChoice(Struct):
     """One answer, or the part of it that a chunk brings."""
 
@@ -88,6 +107,7 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -101,12 +121,31 @@ class Completion(Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+class CalledFunction(Struct):
+    """What the model calls."""
+
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(Struct):
+    """One call."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class ChatMessage(Struct):
     """The assistant's turn."""
 
     role: str
-    content: str
+    content: str | None
+    """Null where the turn is nothing but calls."""
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -127,6 +166,23 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class FunctionDelta(Struct, omit_defaults=True):
+    """What a chunk adds to a call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """What a chunk adds to one of the turn's calls; the first brings id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -134,6 +190,8 @@ class ChatDelta(Struct, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Struct):
@@ -165,6 +223,8 @@ class ModelCard(Struct):
     max_model_len: int | None
     """Tokens of prompt and answer together; null while the model loads."""
     object: str = "model"
+    parent: str | UnsetType = UNSET
+    """The model that a LoRA adapter belongs to."""
 
 
 class ModelList(Struct):
@@ -172,6 +232,21 @@ class ModelList(Struct):
 
     data: list[ModelCard]
     object: str = "list"
+
+
+class Tokenized(Struct):
+    """The tokens of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None
+
+
+class Detokenized(Struct):
+    """The text of tokens, special ones included."""
+
+    prompt: str
 
 
 class ErrorDetail(Struct):
@@ -189,13 +264,16 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int
+) -> Usage:
     """Token counts; a prompt counts once, however many answers it gets."""
     return Usage(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
         PromptTokensDetails(cached_tokens),
+        CompletionTokensDetails(reasoning_tokens),
     )
 
 
@@ -218,13 +296,25 @@ _STATUS: tuple[tuple[type[WorkerError], int, str, str], ...] = (
 )
 
 
-def error_answer(error: WorkerError) -> tuple[int, ErrorBody]:
-    """The status and the body that tell a client of an error."""
+# What a larger model might have taken.
+_TOO_NARROW = (UnknownModel, BodyTooLarge, RequestTooLarge)
+
+
+def error_answer(error: WorkerError, degraded: str = "") -> tuple[int, ErrorBody]:
+    """The status and the body that tell a client of an error.
+
+    Args:
+        error: What went wrong.
+        degraded: A sentence for the errors that another model might not have made.
+    """
     status, kind, code = next(row[1:] for row in _STATUS if isinstance(error, row[0]))
     param = None
     if isinstance(error, RequestError):
         param, code = error.param, error.code or code
-    return status, ErrorBody(ErrorDetail(str(error), kind, param, code))
+    message = str(error)
+    if degraded and isinstance(error, _TOO_NARROW):
+        message = f"{message} {degraded}"
+    return status, ErrorBody(ErrorDetail(message, kind, param, code))
 
 
 class TokenTexts:
@@ -273,6 +363,20 @@ class TokenTexts:
                 answer.top_logprobs.append(None if entry is None else self._by_text(entry))
         return answer
 
+    def prompt(self, entries: Iterable[TokenLogprobs | None]) -> PromptLogprobs:
+        """Logprobs of a prompt's tokens by their ids."""
+        return [None if entry is None else self._by_id(entry) for entry in entries]
+
+    def _by_id(self, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
+        ranked = {
+            token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, 1)
+        }
+        ranked[entry.token_id] = (entry.logprob, entry.rank)
+        return {
+            str(token_id): PromptLogprob(_finite(logprob), rank, self.text(token_id))
+            for token_id, (logprob, rank) in ranked.items()
+        }
+
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
         return TopLogprob(self.text(token_id), _finite(logprob), list(self._token_bytes(token_id)))
 
@@ -304,8 +408,14 @@ def _finite(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
 
 
-def model_list(names: Iterable[str], created: int, max_model_len: int | None) -> ModelList:
-    """Every name that requests may ask for."""
-    return ModelList(
-        [ModelCard(name, created, "deepseek", max_model_len) for name in dict.fromkeys(names)]
-    )
+def model_list(
+    names: Iterable[str], adapters: Iterable[str], created: int, max_model_len: int | None
+) -> ModelList:
+    """Every name that requests may ask for: those of the model, then its adapters."""
+    parents = dict.fromkeys(names)
+    cards = [ModelCard(name, created, "deepseek", max_model_len) for name in parents]
+    parent = next(iter(parents))
+    cards += [
+        ModelCard(name, created, "deepseek", max_model_len, parent=parent) for name in adapters
+    ]
+    return ModelList(cards)

@@ -7,9 +7,9 @@ The scheduler asks (`match`, `num_available`) and then tells (`hold`, `allocate`
 - cached: nobody holds it, and its digest says whose KV it carries; reused oldest first,
 - held: by one sequence or, when it is a shared prefix, by several.
 
-Digests are SHA-256, chained from page to page and salted by the request, so neither a
-collision nor a guess lets one tenant read another's KV. No torch here: this file knows page
-numbers only.
+Digests are SHA-256, chained from page to page and salted by the request and its LoRA adapter, so
+neither a collision nor a guess lets one tenant read another's KV. No torch here: this file knows
+page numbers only.
 """
 
 import hashlib
@@ -18,9 +18,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
-def root_digest(salt: str) -> bytes:
-    """The digest that the first page of every sequence with this salt is chained to."""
-    return hashlib.sha256(b"deepseek-worker prefix\0" + salt.encode()).digest()
+def root_digest(salt: str, adapter: str | None = None) -> bytes:
+    """The digest that the first page of every sequence with this salt and adapter is chained to."""
+    # No name of an adapter is empty or holds a zero byte, so the salt cannot feign one.
+    text = b"deepseek-worker prefix\0" + (adapter or "").encode() + b"\0" + salt.encode()
+    return hashlib.sha256(text).digest()
 
 
 def page_digest(parent: bytes, tokens: Sequence[int]) -> bytes:

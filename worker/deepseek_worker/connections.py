@@ -28,6 +28,7 @@ class ConnectionLimits:
         self.first_request_seconds = first_request_seconds
         self.is_draining = False
         """Every answer ends its connection from now on."""
+        self.num_open = 0
 
 
 def protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
@@ -36,9 +37,20 @@ def protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
     class AgeingProtocol(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            limits.num_open += 1
             self._num_requests = 0
             self._opened_at = time.monotonic()
-            self.loop.call_later(limits.first_request_seconds, self._close_if_unused)
+            self._unused_timer = self.loop.call_later(
+                limits.first_request_seconds, self._close_if_unused
+            )
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            limits.num_open -= 1
+            # A timer holds on to the connection and to all of its last request until its time.
+            self._unused_timer.cancel()
+            # uvicorn itself does so only where the client did not reset the connection.
+            self._unset_keepalive_if_required()
+            super().connection_lost(exc)
 
         def _close_if_unused(self) -> None:
             if self._num_requests == 0:

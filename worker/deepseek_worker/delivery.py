@@ -3,23 +3,42 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deepseek_worker.answers import DONE, Usage, encode, error_answer, event, usage
+from deepseek_worker.answers import ErrorBody, Usage, encode, error_answer, usage
 from deepseek_worker.errors import BodyTooLarge, InvalidRequest, WorkerError
 from deepseek_worker.generation import ClientGone, Generation, Piece
 from deepseek_worker.pace import Pace
-from deepseek_worker.rendering import ChatRenderer, CompletionRenderer
 
 BODY_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
+
+
+class Renderer(Protocol):
+    """Turns what an answer gains into what its client gets."""
+
+    done: bytes
+    """What ends a stream."""
+
+    def events(self, pieces: Iterable[Piece]) -> bytes:
+        """The events that bring `pieces`; none for what cannot be sent yet."""
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """What follows the last piece, once all tokens are counted."""
+
+    def error_event(self, body: ErrorBody) -> bytes:
+        """What a stream says that cannot be completed."""
+
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> Any:
+        """The answer in one body, from the whole of each choice."""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -60,7 +79,7 @@ class Record:
         """One line at the end of a request."""
         now = time.monotonic()
         self.pace.request_ended(now)
-        prompt_tokens, completion_tokens, cached_tokens = self.generation.num_tokens()
+        prompt_tokens, completion_tokens, cached_tokens, _ = self.generation.num_tokens()
         logger.info(
             "Request",
             extra={
@@ -81,7 +100,7 @@ class EventStream(Response):
     def __init__(
         self,
         generation: Generation,
-        renderer: ChatRenderer | CompletionRenderer,
+        renderer: Renderer,
         record: Record,
         headers: dict[str, str],
     ) -> None:
@@ -126,15 +145,15 @@ class EventStream(Response):
         except WorkerError as error:
             # The status is long sent: the stream itself has to tell.
             outcome = error.reason
-            end = event(error_answer(error)[1])
-        await send({"type": "http.response.body", "body": end + DONE, "more_body": False})
+            end = renderer.error_event(error_answer(error)[1])
+        await send({"type": "http.response.body", "body": end + renderer.done, "more_body": False})
         return outcome
 
 
 async def whole_answer(
     request: Request,
     generation: Generation,
-    renderer: ChatRenderer | CompletionRenderer,
+    renderer: Renderer,
     record: Record,
     headers: dict[str, str],
 ) -> Response:

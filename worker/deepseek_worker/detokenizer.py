@@ -26,7 +26,7 @@ class Detokenizer:
             stop: The answer ends before the first of these that is complete.
             min_tokens: Stop strings within the first `min_tokens` tokens do not count.
         """
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
         self._stop = stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -42,7 +42,7 @@ class Detokenizer:
             if self.is_stopped:
                 break
             self._num_tokens += 1
-            text += self._release(self._decode(self._token_bytes(token_id)))
+            text += self._release(self._decode(self.token_bytes(token_id)))
         return text
 
     def finish(self) -> str:

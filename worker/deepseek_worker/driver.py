@@ -1,50 +1,41 @@
 """The one thread that owns the engine, and the only door to it.
 
-The server calls `submit` and `abort` from its event loop; the thread steps the engine as long
-as there is work and hands every `Output` to the callback given with the request. Callbacks run
-on the engine's thread: they must only pass the output on.
+`submit` and `abort` may be called from any thread; this one steps the engine as long as there is
+work, and hands every `Output` to the callback given with its request. Callbacks run on the
+engine's thread: they must only pass the output on. After the last one of a step `on_step` is
+called, so that what belongs together can go together.
 """
 
+import gc
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from deepseek_worker.engine import Engine
-from deepseek_worker.errors import Draining, EngineFailed, WorkerError
+from deepseek_worker.errors import DeviceFault, EngineFailed
+from deepseek_worker.memory.faults import is_device_fault
+from deepseek_worker.progress import Failure, Phase, Progress
 from deepseek_worker.sequence import Output, Request
 from deepseek_worker.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
-Phase = Literal["loading", "ready", "draining", "failed"]
 OnOutput = Callable[[Output], None]
 LoadEngine = Callable[[Callable[[float], None]], Engine]
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How the thread is doing; readable at any time without waiting for a step."""
-
-    phase: Phase
-    loading_progress: float
-    """0 to 1."""
-    started_at: float
-    """Unix seconds."""
-    last_step_at: float
-    """Unix seconds of the last finished step, or of the last moment without work."""
-    error: WorkerError | Exception | None
-    """What ended the thread, in phase `failed`."""
+def _nothing() -> None:
+    """Whoever takes outputs one by one need not know where a step ends."""
 
 
 class EngineThread:
     """Runs `load` and then the engine's steps in one thread of its own."""
 
-    def __init__(self, load: LoadEngine) -> None:
+    def __init__(self, load: LoadEngine, on_step: Callable[[], None] = _nothing) -> None:
         self._load = load
+        self._on_step = on_step
         self._wake = threading.Condition()
         self._inbox: deque[Request | str] = deque()
         self._callbacks: dict[str, OnOutput] = {}
@@ -52,29 +43,15 @@ class EngineThread:
         self._stats: EngineStats | None = None
         self._phase: Phase = "loading"
         self._loading_progress = 0.0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._stopping = False
         self._started_at = time.time()
         self._last_step_at = self._started_at
-        self._loaded = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Begin loading; `progress()` tells how far it is."""
         self._thread.start()
-
-    def wait_until_loaded(self, timeout_seconds: float | None = None) -> Engine:
-        """The engine, once it is loaded.
-
-        Raises:
-            EngineFailed: loading ended with an error, which is the cause.
-            TimeoutError: it is still loading.
-        """
-        if not self._loaded.wait(timeout_seconds):
-            raise TimeoutError(f"the model was not loaded within {timeout_seconds} s")
-        if self._engine is None:
-            raise EngineFailed(f"the model could not be loaded: {self._error}") from self._error
-        return self._engine
 
     def submit(self, request: Request, on_output: OnOutput) -> None:
         """Queue a request; `on_output` is called from the engine's thread until it is finished.
@@ -82,7 +59,6 @@ class EngineThread:
         Raises:
             RequestError: the request can never be served.
             QueueFull: too many requests wait.
-            Draining: the worker is about to end.
             EngineFailed: the engine is not loaded, or its thread has ended.
         """
         with self._wake:
@@ -107,27 +83,19 @@ class EngineThread:
 
     def progress(self) -> Progress:
         """Where the thread stands."""
+        failure = None if self._error is None else Failure.of(self._error)
         return Progress(
-            self._phase, self._loading_progress, self._started_at, self._last_step_at, self._error
+            self._phase, self._loading_progress, self._started_at, self._last_step_at, failure
         )
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the thread."""
+        return self._error
 
     def stats(self) -> EngineStats | None:
         """The engine's counters after its last step; None until it is loaded."""
         return self._stats
-
-    def drain(self, timeout_seconds: float) -> bool:
-        """Take nothing new and wait for what runs; False when some had to be aborted."""
-        deadline = time.monotonic() + timeout_seconds
-        with self._wake:
-            if self._phase in ("ready", "loading"):
-                self._phase = "draining"
-            finished = self._wake.wait_for(
-                lambda: not self._callbacks or self._phase == "failed",
-                max(0.0, deadline - time.monotonic()),
-            )
-            self._inbox.extend(self._callbacks)
-            self._wake.notify_all()
-        return finished
 
     def stop(self) -> None:
         """Abort everything and end the thread."""
@@ -139,8 +107,6 @@ class EngineThread:
             self._thread.join()
 
     def _refuse_unless_ready(self) -> None:
-        if self._phase == "draining":
-            raise Draining("this worker is shutting down; send the request to another one")
         if self._phase == "failed":
             raise EngineFailed(f"the engine ended with an error: {self._error}")
         if self._phase == "loading":
@@ -149,18 +115,21 @@ class EngineThread:
     def _run(self) -> None:
         try:
             engine = self._load(self._report_loading)
+            # What a start leaves lives on: the collector need not look at it between steps.
+            gc.collect()
+            gc.freeze()
             with self._wake:
                 self._engine = engine
                 self._stats = engine.stats()
                 self._last_step_at = time.time()
-                if self._phase == "loading":
-                    self._phase = "ready"
-            self._loaded.set()
+                self._phase = "ready"
             while self._take_inbox(engine):
-                self._deliver(engine.step())
+                outputs = engine.step()
                 self._stats = engine.stats()
                 self._last_step_at = time.time()
-        except Exception as error:
+                self._deliver(outputs)
+        except BaseException as error:
+            # A panic in a library's Rust is no `Exception`.
             self._fail(error)
 
     def _report_loading(self, fraction: float) -> None:
@@ -172,38 +141,42 @@ class EngineThread:
             while not (self._inbox or self._stopping or engine.has_work()):
                 self._last_step_at = time.time()
                 self._wake.wait(timeout=1.0)
+            # Whoever arrives while the device is busy is still in the next step.
+            deadline = time.monotonic() + engine.spare_seconds()
+            while (left := deadline - time.monotonic()) > 0 and not self._stopping:
+                self._wake.wait(left)
             items = list(self._inbox)
             self._inbox.clear()
             stopping = self._stopping
+        aborted: list[Output] = []
         for item in items:
             if isinstance(item, Request):
                 engine.add(item)
             else:
-                self._deliver(engine.abort(item))
+                aborted += engine.abort(item)
         self._stats = engine.stats()
+        self._deliver(aborted)
         return not stopping or engine.has_work()
 
     def _deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
             on_output = self._callbacks[output.request_id]
-            if output.finish_reason is None:
-                _pass_on(on_output, output)
-                continue
-            with self._wake:
-                # Before anybody who drains wakes up: what he sees as finished is delivered.
+            if output.finish_reason is not None:
                 del self._callbacks[output.request_id]
-                _pass_on(on_output, output)
-                self._wake.notify_all()
+            _pass_on(on_output, output)
+        if outputs:
+            self._on_step()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
+        if is_device_fault(error):
+            # By its name the operator knows that a restart on this device does not help.
+            error = DeviceFault(f"the device failed: {error}")
         with self._wake:
             self._error = error
             self._phase = "failed"
             callbacks = dict(self._callbacks)
             self._callbacks.clear()
             self._inbox.clear()
-            self._loaded.set()
-            self._wake.notify_all()
         for request_id, on_output in callbacks.items():
             _pass_on(
                 on_output,
@@ -214,10 +187,11 @@ class EngineThread:
                     error_reason="EngineFailed",
                 ),
             )
+        self._on_step()
 
 
 def _pass_on(on_output: OnOutput, output: Output) -> None:
-    """A receiver that fails, such as a closed event loop, is no reason for others to end."""
+    """A receiver that fails is no reason for others to end."""
     try:
         on_output(output)
     except Exception:

@@ -8,6 +8,8 @@ WorkerError
 │   ├── BrokenCheckpoint      cut short, missing, left-over or wrongly shaped tensors
 │   └── ModelTooLarge         weights and one request's KV cache exceed the memory limit
 ├── DeviceUnavailable         no such device, or one that cannot be used
+├── DeviceFault               the device failed while computing, and computes nothing any more
+├── MemoryHeld                another process holds the device's memory, and does not let go
 ├── RequestError              this request is wrong; the client gets a 4xx
 │   ├── InvalidRequest        a value that no model could serve
 │   ├── RequestTooLarge       longer than the context or than the whole page pool
@@ -20,6 +22,7 @@ WorkerError
 │   ├── Draining
 │   └── EngineFailed
 ├── InvalidFlags              the command line contradicts itself
+├── ProcessEnded              another process of this worker ended, for the reason that it gave
 └── SourceError               the model cannot be downloaded; the loader ends with the reason
     ├── SourceNotFound        no such repository, revision or file
     ├── CredentialsRefused    the server wants a token, or another one
@@ -72,6 +75,18 @@ class DeviceUnavailable(WorkerError):
     """The asked device is not there or cannot be used."""
 
     reason = "DeviceUnavailable"
+
+
+class DeviceFault(WorkerError):
+    """The device failed and computes nothing for this process any more."""
+
+    reason = "DeviceFault"
+
+
+class MemoryHeld(WorkerError):
+    """Another process, mostly the one before this one, holds memory of the device."""
+
+    reason = "MemoryHeld"
 
 
 class RequestError(WorkerError):
@@ -137,7 +152,7 @@ class Draining(Unavailable):
 
 
 class EngineFailed(Unavailable):
-    """The engine's thread ended with an error; the process has to be replaced."""
+    """The engine ended with an error; the worker has to be replaced."""
 
     reason = "EngineFailed"
 
@@ -153,6 +168,17 @@ class InvalidFlags(WorkerError):
 
     reason = "InvalidFlags"
     exit_code = 2
+
+
+class ProcessEnded(WorkerError):
+    """A process without which the worker cannot go on has ended."""
+
+    def __init__(
+        self, message: str, reason: str = WorkerError.reason, exit_code: int = WorkerError.exit_code
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.exit_code = exit_code
 
 
 class SourceError(WorkerError):
@@ -195,3 +221,11 @@ class Unreachable(SourceError):
 
     reason = "Unreachable"
     exit_code = 15
+
+
+def reasons(base: type[WorkerError] = WorkerError) -> tuple[str, ...]:
+    """The fixed words of the tree, each once, in the order of the tree."""
+    found = {base.reason: None}
+    for kind in base.__subclasses__():
+        found |= dict.fromkeys(reasons(kind))
+    return tuple(found)

@@ -1,22 +1,30 @@
 """The answers to one HTTP request while they grow.
 
-`Courier` carries outputs from the engine's thread to the event loop; `Generation` turns them
-into pieces of text, ends an answer at its stop string, and lets go of everything when its client
-is gone or anything fails.
+`Generation` turns the engine's outputs into pieces of text, ends an answer at its stop string, and
+lets go of everything when its client is gone or anything fails.
 """
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
+
+from msgspec.structs import replace
 
 from deepseek_worker.answers import LogprobEntry
+from deepseek_worker.client import EngineClient
 from deepseek_worker.detokenizer import Detokenizer
-from deepseek_worker.driver import EngineThread
-from deepseek_worker.errors import Draining, Unavailable, WorkerError
+from deepseek_worker.errors import (
+    Draining,
+    InvalidRequest,
+    QueueFull,
+    RequestTooLarge,
+    Unavailable,
+    WorkerError,
+)
+from deepseek_worker.markers import MarkerSearch
 from deepseek_worker.metrics import Metrics
-from deepseek_worker.sequence import Output, Request
+from deepseek_worker.parsing import AnswerParser, CallPart, Parts
+from deepseek_worker.sequence import Output, Request, TokenLogprobs
 
 
 class ClientGone(Exception):
@@ -55,43 +63,28 @@ class Inbox:
         return outputs
 
 
-class Courier:
-    """From the engine's thread to the event loop: one wake-up for all outputs of a step."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._bag: deque[tuple[Inbox, Output]] = deque()
-        self._is_called = False
-
-    def post(self, inbox: Inbox, output: Output) -> None:
-        """Called on the engine's thread."""
-        self._bag.append((inbox, output))
-        if not self._is_called:
-            self._is_called = True
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        # First, so that an output which comes meanwhile calls again rather than being left.
-        self._is_called = False
-        while self._bag:
-            inbox, output = self._bag.popleft()
-            inbox.put(output)
-
-
 @dataclass(slots=True)
 class Piece:
     """What one answer gained."""
 
     choice: int
     text: str = ""
+    """The content, without thought and calls where an answer is read for them."""
     logprobs: list[LogprobEntry] = field(default_factory=list)
     finish_reason: str | None = None
     """None until the answer's last piece."""
+    thought: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Comes once, when there are any."""
 
     def extend(self, later: "Piece") -> None:
         """Add what came after this piece."""
-        self.text += later.text
+        parts = Parts(self.thought, self.text, self.calls)
+        parts.extend(Parts(later.thought, later.text, later.calls))
+        self.thought, self.text, self.calls = parts.thought, parts.content, parts.calls
         self.logprobs += later.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         self.finish_reason = later.finish_reason
 
 
@@ -104,8 +97,15 @@ class Choice:
     """Which of the HTTP request's prompts it answers."""
     request: Request
     detokenizer: Detokenizer
+    parser: AnswerParser | None = None
+    """Takes the text apart; None leaves it as it is."""
+    thought_end: MarkerSearch | None = None
+    """Looks for the end of the thought, in which the answer begins; None if it does not."""
+    num_echoed_logprobs: int | None = None
+    """Alternatives beside each token of the prompt, if the answer repeats it with logprobs."""
     num_tokens: int = 0
     num_cached_tokens: int = 0
+    num_thought_tokens: int = 0
     is_finished: bool = False
     last_token_at: float | None = None
 
@@ -115,22 +115,55 @@ class Choice:
         self.num_tokens += len(output.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
-            prompt = self.request.prompt_token_ids
-            piece.logprobs.extend(zip(prompt, output.prompt_logprobs, strict=True))
+            self._read_prompt_logprobs(piece, output.prompt_logprobs)
         shown = output.token_ids
         if output.stop_token_id is not None:
             # The token that ended the answer is counted, and is no part of it.
             shown = shown[:-1]
         if output.logprobs:
             piece.logprobs.extend(zip(shown, output.logprobs, strict=False))
-        piece.text = self.detokenizer.push(shown)
+        self._count_thought(shown)
+        text = self.detokenizer.push(shown)
         if output.finish_reason is not None:
-            piece.text += self.detokenizer.finish()
+            text += self.detokenizer.finish()
             piece.finish_reason = output.finish_reason
         if self.detokenizer.is_stopped:
             piece.finish_reason = "stop"
+        self._read(piece, text)
         self.is_finished = piece.finish_reason is not None
         return piece
+
+    def _read(self, piece: Piece, text: str) -> None:
+        """Take the text apart into the piece."""
+        if self.parser is None:
+            piece.text = text
+            return
+        parts = self.parser.push(text)
+        if piece.finish_reason is not None:
+            parts.extend(self.parser.finish())
+        piece.thought, piece.text, piece.calls = parts.thought, parts.content, parts.calls
+        if self.parser.is_complete:
+            piece.finish_reason = "stop"
+        if self.parser.num_calls and piece.finish_reason == "stop":
+            piece.finish_reason = "tool_calls"
+
+    def _count_thought(self, token_ids: tuple[int, ...]) -> None:
+        if self.thought_end is None:
+            return
+        for token_id in token_ids:
+            if not self.thought_end.is_done:
+                self.num_thought_tokens += 1
+                self.thought_end.push(self.detokenizer.token_bytes(token_id))
+
+    def _read_prompt_logprobs(
+        self, piece: Piece, entries: tuple[TokenLogprobs | None, ...]
+    ) -> None:
+        if self.request.sampling.prompt_logprobs is not None:
+            piece.prompt_logprobs = entries
+        if (num_top := self.num_echoed_logprobs) is not None:
+            prompt = self.request.prompt_token_ids
+            cut = (None if e is None else replace(e, top=e.top[:num_top]) for e in entries)
+            piece.logprobs.extend(zip(prompt, cut, strict=True))
 
 
 class Generation:
@@ -138,8 +171,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineThread,
-        courier: Courier,
+        engine: EngineClient,
         metrics: Metrics,
         choices: list[Choice],
         started_at: float,
@@ -148,14 +180,12 @@ class Generation:
 
         Args:
             engine: Computes the answers.
-            courier: Brings them.
             metrics: Told of every first, next and last token.
             choices: The answers to compute.
             started_at: When the request came, by the monotonic clock.
         """
         self.choices = choices
         self._engine = engine
-        self._courier = courier
         self._metrics = metrics
         self._started_at = started_at
         self._by_id = {choice.request.request_id: choice for choice in choices}
@@ -171,7 +201,7 @@ class Generation:
         """
         try:
             for choice in self.choices:
-                self._engine.submit(choice.request, partial(self._courier.post, self.inbox))
+                self._engine.submit(choice.request, self.inbox.put)
                 self._begun.append(choice)
         except BaseException:
             self.close()
@@ -216,13 +246,17 @@ class Generation:
                 self._metrics.request_ended("abort", time.monotonic() - self._started_at)
         self._begun.clear()
 
-    def num_tokens(self) -> tuple[int, int, int]:
-        """Prompt, generated and cached tokens; a prompt with several answers counts once."""
+    def num_tokens(self) -> tuple[int, int, int, int]:
+        """Prompt, generated, cached and thought tokens; a prompt with several answers counts once.
+
+        Thought tokens are among the generated ones, cached tokens among the prompt's.
+        """
         firsts = {choice.prompt: choice for choice in reversed(self.choices)}.values()
         return (
             sum(len(choice.request.prompt_token_ids) for choice in firsts),
             sum(choice.num_tokens for choice in self.choices),
             sum(choice.num_cached_tokens for choice in firsts),
+            sum(choice.num_thought_tokens for choice in self.choices),
         )
 
     def _observe(self, choice: Choice, num_tokens: int, now: float) -> None:
@@ -236,9 +270,10 @@ class Generation:
 
     def _end(self, choice: Choice, output: Output, finish_reason: str, now: float) -> None:
         if output.finish_reason is None:
-            # The stop string is the server's business: the engine would go on.
+            # The engine knows no stop strings and calls: it would go on.
             self._engine.abort(choice.request.request_id)
-        self._metrics.request_ended(finish_reason, now - self._started_at)
+        ended_by = "stop" if finish_reason == "tool_calls" else finish_reason
+        self._metrics.request_ended(ended_by, now - self._started_at)
 
     def _raise_if_failed(self, output: Output) -> None:
         if output.finish_reason not in ("error", "abort"):
@@ -248,7 +283,12 @@ class Generation:
         self._metrics.request_ended(output.finish_reason, time.monotonic() - self._started_at)
         if output.finish_reason == "abort":
             raise Draining("This worker shut down before the answer was complete; ask again.")
+        refusals = {kind.reason: kind for kind in (QueueFull, RequestTooLarge)}
+        if (refusal := refusals.get(output.error_reason or "")) is not None:
+            raise refusal(output.error or refusal.reason)
         message = f"{output.error or 'The engine failed.'} ({output.error_reason})"
         if output.error_reason in ("OutOfMemory", "EngineFailed"):
             raise Unavailable(message)
+        if output.error_reason == "GuideFailed":
+            raise InvalidRequest(f"The structure of the answer cannot be kept: {output.error}.")
         raise WorkerError(message)

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from deepseek_contract.state import MemoryState, WorkerState
-from deepseek_worker.driver import Progress
 from deepseek_worker.errors import WorkerError
+from deepseek_worker.progress import Progress
 from deepseek_worker.stats import EngineStats
 
 
@@ -36,7 +36,7 @@ def liveness(progress: Progress, now: float, stall_seconds: float) -> Health:
     """
     silent = max(0.0, now - progress.last_step_at)
     if progress.phase == "failed":
-        return _health(progress, silent, f"The engine ended with an error: {progress.error}")
+        return _health(progress, silent, f"The engine ended with an error: {_words(progress)}")
     if progress.phase != "loading" and silent > stall_seconds:
         return _health(
             progress,
@@ -78,14 +78,28 @@ def worker_state(
     progress: Progress,
     stats: EngineStats | None,
     is_warm: bool,
+    now: float,
+    stall_seconds: float,
 ) -> WorkerState:
-    """What the operator reads; a worker that is not warm yet is still loading."""
+    """What the operator reads; a worker that is not warm yet is still loading.
+
+    Args:
+        served_name: The name that requests ask for.
+        model_id: The model that answers.
+        device: Where it computes.
+        progress: The engine's.
+        stats: The engine's; None until it is loaded.
+        is_warm: Whether the first answer, the worker's own, is complete.
+        now: Unix seconds.
+        stall_seconds: How long a step may take.
+    """
     reason = message = None
     if progress.phase == "failed":
-        error = progress.error
-        reason = error.reason if isinstance(error, WorkerError) else "InternalError"
-        message = str(error)
+        reason = progress.failure.reason if progress.failure else WorkerError.reason
+        message = _words(progress)
     loading = progress.phase == "ready" and not is_warm
+    # The first steps compile; how long they may take is the startup probe's business.
+    silent = max(0.0, now - progress.last_step_at) if is_warm else 0.0
     values: dict[str, Any] = {}
     if stats is not None:
         values = {
@@ -98,6 +112,8 @@ def worker_state(
             "used_percent": stats.used_percent,
             "demand_percent": stats.demand_percent,
             "out_of_memory_retries": stats.num_out_of_memory_retries,
+            "out_of_memory_failures": stats.num_out_of_memory_failures,
+            "is_exhausted": stats.is_exhausted,
         }
     return WorkerState(
         phase="loading" if loading else progress.phase,
@@ -108,6 +124,8 @@ def worker_state(
         device=device,
         started_at=progress.started_at,
         last_step_at=progress.last_step_at,
+        seconds_since_step=silent,
+        is_stalled=progress.phase in ("ready", "draining") and silent > stall_seconds,
         memory=MemoryState(
             predicted_bytes=dict(stats.predicted_bytes) if stats else {},
             measured_bytes=dict(stats.measured_bytes) if stats else {},
@@ -116,6 +134,10 @@ def worker_state(
         loading_progress=progress.loading_progress,
         **values,
     )
+
+
+def _words(progress: Progress) -> str:
+    return progress.failure.message if progress.failure else "it gave no reason"
 
 
 def _health(progress: Progress, silent: float, trouble: str | None) -> Health:

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-import uvloop
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -18,6 +17,7 @@ from deepseek_worker.config import EngineConfig, LoadConfig, ServerConfig
 from deepseek_worker.errors import InvalidFlags, WorkerError
 from deepseek_worker.loading.loader import load
 from deepseek_worker.logs import configure
+from deepseek_worker.serve import serve
 from deepseek_worker.termination import write_termination_message
 
 _Config = TypeVar("_Config", bound=BaseModel)
@@ -81,11 +81,7 @@ def _serve(given: argparse.Namespace) -> None:
     # torch's threads wait for each other by spinning; where processors are shared, that is 5 to 8
     # times slower than going to sleep after a moment. OpenMP reads this when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Only here, because it imports torch, for which the loader has no memory.
-    from deepseek_worker.serve import serve  # noqa: PLC0415
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(engine_config, config))
+    asyncio.run(serve(engine_config, config))
 
 
 def _load(given: argparse.Namespace) -> None:
@@ -118,12 +114,14 @@ def _add_flag(command: argparse.ArgumentParser, name: str, field: FieldInfo) -> 
         options["action"] = argparse.BooleanOptionalAction
     else:
         kind = _without_none(field.annotation)
-        if get_origin(kind) is Literal:
+        if get_origin(kind) is tuple:
+            options |= {"action": "append", "metavar": "NAME=PATH"}
+        elif get_origin(kind) is Literal:
             options["choices"] = get_args(kind)
         else:
             options["type"] = kind
             options["metavar"] = kind.__name__.upper()
-    if not field.is_required() and field.default is not None:
+    if not field.is_required() and field.default not in (None, ()):
         options["help"] += f" (default: {field.default})"
     command.add_argument(_flag(name), **options)
 

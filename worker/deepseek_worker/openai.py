@@ -15,6 +15,9 @@ MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+FormatType = Literal["text", "json_object", "json_schema"]
+ToolChoiceWord = Literal["none", "auto", "required"]
+FunctionType = Literal["function"]
 Prompt = str | tuple[int, ...]
 
 
@@ -22,6 +25,54 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """How a stream is sent."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Padding against eavesdroppers who count bytes; never sent here."""
+
+
+class JsonSchemaFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The schema of an answer; always kept, whether `strict` says so or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What an answer has to look like, in OpenAI's words."""
+
+    type: FormatType
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What an answer has to look like; one of these."""
+
+    json: dict[str, Any] | str | None = None
+    """A JSON schema, or its text."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """In llguidance's dialect of Lark, which begins with the rule `start`."""
+
+    @property
+    def kinds(self) -> list[str]:
+        """Which of them are given."""
+        fields = ("json", "json_object", "regex", "choice", "grammar")
+        return [name for name in fields if getattr(self, name) not in (None, False)]
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """The schema, read if it is a text.
+
+        Raises:
+            ValueError: the text is no JSON object.
+        """
+        schema = msgspec.json.decode(self.json) if isinstance(self.json, str) else self.json
+        if not isinstance(schema, dict):
+            raise ValueError("expected a JSON object")  # noqa: TRY004 - it is about a text
+        return schema
 
 
 class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -46,10 +97,13 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Alternatives beside each token of the prompt."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     # OpenAI's accounts use these; here they change nothing.
     metadata: Any = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
@@ -63,12 +117,8 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     modalities: Any = None
     moderation: Any = None
     prediction: Any = None
-    prompt_logprobs: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -139,6 +189,37 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
         )
 
 
+class Function(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments."""
+    strict: bool | None = None
+    """Whether the arguments have to follow the schema, however the model came to call."""
+
+
+class Tool(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A tool that the model may use."""
+
+    type: FunctionType
+    function: Function
+
+
+class NamedFunction(Struct, forbid_unknown_fields=True):
+    """Which function."""
+
+    name: str
+
+
+class NamedTool(Struct, forbid_unknown_fields=True):
+    """The tool that the model has to use."""
+
+    type: FunctionType
+    function: NamedFunction
+
+
 class CalledFunction(Struct, forbid_unknown_fields=True):
     """What an earlier turn called."""
 
@@ -146,12 +227,12 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
     arguments: str
 
 
-class ToolCall(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
     """One call of an earlier turn."""
 
     id: str
     function: CalledFunction
-    type: str = ""
+    type: FunctionType = "function"
     index: int | None = None
 
 
@@ -181,6 +262,37 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    """Whether the template opens the assistant's turn; true by default."""
+    continue_final_message: bool | None = None
+    """Whether the answer goes on with the last message, which is the assistant's."""
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoiceWord | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def opens_turn(self) -> bool:
+        """Whether the template opens the assistant's turn."""
+        return not self.continue_final_message and self.add_generation_prompt is not False
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [t for t in self.tools or () if t.function.name == choice.function.name]
+        return [] if choice == "none" else self.tools or []
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def max_calls(self) -> int | None:
+        """Most calls in one answer; None for no limit."""
+        is_named = isinstance(self.tool_choice, NamedTool)
+        return 1 if is_named or self.parallel_tool_calls is False else None
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -202,6 +314,28 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
         return [_template_message(message) for message in self.messages]
 
 
+class TokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /tokenize`: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    """Whether a text begins with the token with which the model's texts begin."""
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
 def _is_token_ids(items: list[Any]) -> bool:
     # bool is a kind of int, but true is no token.
     return all(type(item) is int for item in items)
@@ -214,9 +348,18 @@ def _template_message(message: Message) -> dict[str, Any]:
     # Templates were written before the role `developer`, and ask for tool_calls by its presence.
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": content if content is not None or message.tool_calls else "",
+        "content": content or (None if message.tool_calls else ""),
     }
-    for field in ("name", "tool_call_id", "tool_calls", "reasoning_content"):
+    for field in ("name", "tool_call_id", "reasoning_content"):
         if value := getattr(message, field):
-            turn[field] = msgspec.to_builtins(value)
+            turn[field] = value
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
     return turn

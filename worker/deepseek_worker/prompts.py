@@ -1,24 +1,33 @@
 """From what a client asks to what the engine computes: texts to tokens, tokens to choices.
 
-Pure but for the clock, and callable from any thread: reading a long text takes a while.
+Pure, and callable from any thread: reading a long text takes a while.
 """
 
 import functools
-import time
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from deepseek_worker.answers import TokenTexts
+from deepseek_worker.chat_format import CLOSE_THOUGHT, MARKERS, ChatFormat, Start
 from deepseek_worker.detokenizer import Detokenizer
 from deepseek_worker.errors import InvalidRequest, RequestTooLarge
 from deepseek_worker.generation import Choice
+from deepseek_worker.markers import MarkerSearch
 from deepseek_worker.openai import ChatRequest, CompletionRequest, Prompt
-from deepseek_worker.sequence import Request, SamplingParams
+from deepseek_worker.parsing import AnswerParser
+from deepseek_worker.sequence import Request, SamplingParams, Structure
 from deepseek_worker.tokenizer import Tokenizer
 from deepseek_worker.validation import check_token_ids, sampling_params
 
 # They come from the request itself.
 RESERVED_TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+# Stands behind a message that is to be continued; what the template writes after it is cut off.
+HERE = "\ue000here\ue000"
 
 
 @dataclass(frozen=True)
@@ -30,18 +39,43 @@ class Model:
     vocab_size: int
     """Token ids are below it; the tokenizer may know fewer."""
     device: str
+    chat_format: ChatFormat = field(init=False)
     shown_bytes: Callable[[int], bytes] = field(init=False)
     """What a token adds to a text: nothing, for special ones."""
+    chat_bytes: Callable[[int], bytes] = field(init=False)
+    """The same in a chat, whose markers of thoughts and calls have to be seen."""
     texts: TokenTexts = field(init=False)
 
     def __post_init__(self) -> None:
         """Derive what every request needs."""
         special = self.tokenizer.special_token_ids
         token_bytes = functools.cache(self.tokenizer.token_bytes)
+        markers = {marker.encode() for marker in MARKERS}
+        hidden = frozenset(token for token in special if token_bytes(token) not in markers)
         object.__setattr__(self, "texts", TokenTexts(token_bytes))
         object.__setattr__(
             self, "shown_bytes", lambda token: b"" if token in special else token_bytes(token)
         )
+        object.__setattr__(
+            self, "chat_bytes", lambda token: b"" if token in hidden else token_bytes(token)
+        )
+        object.__setattr__(self, "chat_format", ChatFormat.of(self.tokenizer.chat_template))
+
+    def grammar_marker(self, marker: str) -> str:
+        """A marker as a grammar writes it: the token that it is, or its text."""
+        token_ids = self.tokenizer.encode(marker, add_special_tokens=False)
+        if len(token_ids) == 1 and token_ids[0] in self.tokenizer.marker_token_ids:
+            return f"<[{token_ids[0]}]>"
+        return json.dumps(marker, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat's prompt."""
+
+    token_ids: tuple[int, ...]
+    start: Start
+    """Where the answer begins."""
 
 
 def encode_prompts(model: Model, prompts: tuple[Prompt, ...]) -> list[tuple[int, ...]]:
@@ -63,12 +97,13 @@ def encode_prompts(model: Model, prompts: tuple[Prompt, ...]) -> list[tuple[int,
     return encoded
 
 
-def encode_chat(model: Model, asked: ChatRequest) -> tuple[int, ...]:
+def encode_chat(model: Model, asked: ChatRequest) -> Conversation:
     """The tokens of a conversation, by the model's own template.
 
     Raises:
         TemplateError: the template is missing or refuses the messages.
-        InvalidRequest: the request would replace what the template gets from it.
+        InvalidRequest: the request would replace what the template gets from it, or asks to
+            continue a message that the template does not keep as it is.
     """
     options = asked.chat_template_kwargs or {}
     if taken := RESERVED_TEMPLATE_NAMES & options.keys():
@@ -77,13 +112,41 @@ def encode_chat(model: Model, asked: ChatRequest) -> tuple[int, ...]:
             "they come from the request itself.",
             "chat_template_kwargs",
         )
-    text = model.tokenizer.apply_chat_template(asked.template_messages(), **options)
+    messages, chat_format = asked.template_messages(), model.chat_format
+    continued: str | None = None
+    if asked.continue_final_message:
+        continued = messages[-1]["content"]
+        messages[-1]["content"] += HERE
+    messages = chat_format.with_calls(messages)
+    tools: list[dict[str, Any]] = msgspec.to_builtins(asked.callable_tools)
+    if tools and not chat_format.lists_tools:
+        messages, tools = chat_format.with_tools(messages, tools), []
+    text = model.tokenizer.apply_chat_template(
+        messages,
+        tools=tools or None,
+        add_generation_prompt=asked.opens_turn,
+        **options,
+    )
+    if continued is not None:
+        text = _before_here(text, continued)
     token_ids = tuple(model.tokenizer.encode(text, add_special_tokens=False))
     if not token_ids:
         raise InvalidRequest(
             "Invalid 'messages': the chat template makes no prompt of them.", "messages"
         )
-    return token_ids
+    return Conversation(token_ids, chat_format.start_of(text, continued))
+
+
+def _before_here(text: str, continued: str) -> str:
+    before, found, _ = text.partition(HERE)
+    if not found or not before.endswith(continued):
+        raise InvalidRequest(
+            "The model's chat template does not write the last message as it is, so it cannot be "
+            "continued; leave 'continue_final_message' out.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    return before
 
 
 def num_characters(asked: CompletionRequest | ChatRequest) -> int:
@@ -105,15 +168,27 @@ def choices(
     asked: CompletionRequest | ChatRequest,
     prompts: list[tuple[int, ...]],
     answer_id: str,
+    *,
+    start: Start = "answer",
+    structure: Structure | None = None,
+    adapter: str | None = None,
 ) -> list[Choice]:
     """The answers to compute: `n` to each prompt, numbered through.
+
+    Args:
+        model: What is known of the model.
+        asked: What the client asked for.
+        prompts: Their tokens.
+        answer_id: Part of every request's id.
+        start: Where a chat's answers begin.
+        structure: What each answer has to look like.
+        adapter: The LoRA adapter that computes them.
 
     Raises:
         RequestTooLarge: a prompt and its answer do not fit the context together.
         InvalidRequest: a token id that the model does not have.
     """
     planned: list[Choice] = []
-    arrival_time = time.time()
     for number, token_ids in enumerate(prompts):
         max_tokens = _max_tokens(asked, len(token_ids), model.max_context_tokens)
         sampling = sampling_params(asked, max_tokens, model.vocab_size)
@@ -123,12 +198,36 @@ def choices(
                 request_id=f"{answer_id}-{index}",
                 prompt_token_ids=token_ids,
                 sampling=_with_seed_of_choice(sampling, index),
-                arrival_time=arrival_time,
                 cache_salt=asked.cache_salt or "",
+                structure=structure,
+                adapter=adapter,
             )
-            detokenizer = Detokenizer(model.shown_bytes, asked.stop_strings, asked.min_tokens or 0)
-            planned.append(Choice(index, number, request, detokenizer))
+            planned.append(_choice(model, asked, number, request, start))
     return planned
+
+
+def _choice(
+    model: Model,
+    asked: CompletionRequest | ChatRequest,
+    number: int,
+    request: Request,
+    start: Start,
+) -> Choice:
+    index = int(request.request_id.rpartition("-")[2])
+    min_tokens = asked.min_tokens or 0
+    if isinstance(asked, CompletionRequest):
+        detokenizer = Detokenizer(model.shown_bytes, asked.stop_strings, min_tokens)
+        echoed = asked.wanted_logprobs if asked.echo else None
+        return Choice(index, number, request, detokenizer, num_echoed_logprobs=echoed)
+    form = model.chat_format.call_form if asked.callable_tools else None
+    return Choice(
+        index,
+        number,
+        request,
+        Detokenizer(model.chat_bytes, asked.stop_strings, min_tokens),
+        AnswerParser(start, form, asked.max_calls),
+        MarkerSearch((CLOSE_THOUGHT,)) if start == "thought" else None,
+    )
 
 
 def _max_tokens(asked: CompletionRequest | ChatRequest, num_prompt_tokens: int, limit: int) -> int:

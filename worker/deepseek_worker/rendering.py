@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from deepseek_worker.answers import (
+    DONE,
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -16,13 +18,18 @@ from deepseek_worker.answers import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    ErrorBody,
+    FunctionDelta,
     TextOffsets,
     TokenTexts,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     event,
 )
 from deepseek_worker.generation import Piece
 from deepseek_worker.openai import ChatRequest, CompletionRequest
+from deepseek_worker.parsing import CallPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,13 @@ class Head:
 class ChatRenderer:
     """Writes the answers to `POST /v1/chat/completions`."""
 
+    done = DONE
+
     def __init__(self, head: Head, request: ChatRequest, texts: TokenTexts) -> None:
         self._head = head
         self._texts = texts
         self._wants_logprobs = request.wanted_logprobs is not None
+        self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # Every chunk but the last says null where the client asked for usage.
         self._no_usage: UnsetType | None = None if request.include_usage else UNSET
         self._greeted: set[int] = set()
@@ -55,25 +65,33 @@ class ChatRenderer:
         """The event before the end, if the client asked for it."""
         return event(self._chunk([], usage)) if self._no_usage is None else b""
 
+    def error_event(self, body: ErrorBody) -> bytes:
+        """What a stream says that cannot be completed."""
+        return event(body)
+
     def whole(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion:
         """The answer in one body, from the whole of each choice."""
+        pieces = list(pieces)
         choices = [
             ChatChoice(
-                piece.choice,
-                ChatMessage("assistant", piece.text),
-                self._logprobs(piece),
-                piece.finish_reason or "stop",
+                piece.choice, _message(piece), self._logprobs(piece), piece.finish_reason or "stop"
             )
             for piece in pieces
         ]
         head = self._head
-        return ChatCompletion(head.id, "chat.completion", head.created, head.model, choices, usage)
+        answer = ChatCompletion(
+            head.id, "chat.completion", head.created, head.model, choices, usage
+        )
+        if self._wants_prompt_logprobs:
+            answer.prompt_logprobs = self._texts.prompt(pieces[0].prompt_logprobs or ())
+        return answer
 
     def _piece_events(self, piece: Piece) -> bytes:
         events = b""
-        if piece.text or piece.logprobs or piece.choice not in self._greeted:
-            delta = ChatDelta(content=piece.text)
-            if piece.choice not in self._greeted:
+        is_new = piece.choice not in self._greeted
+        if piece.text or piece.thought or piece.calls or piece.logprobs or is_new:
+            delta = _delta(piece)
+            if is_new:
                 delta.role = "assistant"
                 self._greeted.add(piece.choice)
             choice = ChatChunkChoice(piece.choice, delta, self._logprobs(piece), None)
@@ -91,6 +109,38 @@ class ChatRenderer:
         return self._texts.chat(piece.logprobs) if self._wants_logprobs else None
 
 
+def _message(piece: Piece) -> ChatMessage:
+    message = ChatMessage("assistant", piece.text)
+    if piece.thought:
+        message.reasoning_content = piece.thought
+    if piece.calls:
+        message.content = piece.text or None
+        message.tool_calls = [
+            ToolCall(part.id or "", "function", CalledFunction(part.name or "", part.arguments))
+            for part in piece.calls
+        ]
+    return message
+
+
+def _delta(piece: Piece) -> ChatDelta:
+    """What is new; an empty content where nothing else is, as the API has it."""
+    delta = ChatDelta()
+    if piece.thought:
+        delta.reasoning_content = piece.thought
+    if piece.calls:
+        delta.tool_calls = [_call_delta(part) for part in piece.calls]
+    if piece.text or not (piece.thought or piece.calls):
+        delta.content = piece.text
+    return delta
+
+
+def _call_delta(part: CallPart) -> ToolCallDelta:
+    if part.id is None:
+        return ToolCallDelta(part.index, function=FunctionDelta(arguments=part.arguments))
+    function = FunctionDelta(part.name, part.arguments)
+    return ToolCallDelta(part.index, part.id, "function", function)
+
+
 class CompletionRenderer:
     """Writes the answers to `POST /v1/completions`.
 
@@ -101,6 +151,8 @@ class CompletionRenderer:
         shown_bytes: What a token adds to a text.
         echoes: The text before each choice's own: its prompt, if the client wants it back.
     """
+
+    done = DONE
 
     def __init__(
         self,
@@ -113,6 +165,7 @@ class CompletionRenderer:
         self._head = head
         self._texts = texts
         self._wanted_logprobs = request.wanted_logprobs
+        self._wants_prompt_logprobs = request.prompt_logprobs is not None
         self._no_usage: UnsetType | None = None if request.include_usage else UNSET
         self._echoes = dict(enumerate(echoes))
         self._offsets = [TextOffsets(shown_bytes) for _ in echoes]
@@ -125,6 +178,10 @@ class CompletionRenderer:
         """The event before the end, if the client asked for it."""
         return event(self._answer([], usage)) if self._no_usage is None else b""
 
+    def error_event(self, body: ErrorBody) -> bytes:
+        """What a stream says that cannot be completed."""
+        return event(body)
+
     def whole(self, pieces: Iterable[Piece], usage: Usage) -> Completion:
         """The answer in one body, from the whole of each choice."""
         return self._answer([self._choice(piece) for piece in pieces], usage)
@@ -136,7 +193,10 @@ class CompletionRenderer:
 
     def _choice(self, piece: Piece) -> CompletionChoice:
         text = self._echoes.pop(piece.choice, "") + piece.text
-        return CompletionChoice(piece.choice, text, self._logprobs(piece), piece.finish_reason)
+        choice = CompletionChoice(piece.choice, text, self._logprobs(piece), piece.finish_reason)
+        if self._wants_prompt_logprobs:
+            choice.prompt_logprobs = self._texts.prompt(piece.prompt_logprobs or ())
+        return choice
 
     def _answer(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

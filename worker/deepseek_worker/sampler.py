@@ -8,7 +8,7 @@ model's own distribution, before penalties, bias, temperature and truncation.
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -30,13 +30,14 @@ class Sampled:
 
 
 def sample(logits: Tensor, sequences: Many[Sequence], default_seed: int) -> list[Sampled]:
-    """Choose the next token of each sequence from its row of `[sequences, vocab]` float32."""
+    """Choose the next token of each sequence from its row of `[sequences, vocab]`."""
+    logits = logits.float()
     likeliest, token_ids = logits.max(dim=-1)
     chosen: list[int] = token_ids.tolist()
     is_finite: list[bool] = torch.isfinite(likeliest).tolist()
     plain = all(_is_plain_greedy(sequence) for sequence in sequences)
     if not plain:
-        chosen = _choose(_adjust(logits, sequences), sequences, default_seed)
+        chosen = _choose(adjust(logits, sequences), sequences, default_seed)
     return [
         Sampled(
             chosen[row],
@@ -50,27 +51,72 @@ def sample(logits: Tensor, sequences: Many[Sequence], default_seed: int) -> list
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logprobs of given tokens, still tensors, which may be on their way to the host."""
+
+    token_ids: Tensor
+    """`[rows]` int64."""
+    logprobs: Tensor
+    """`[rows]` float32."""
+    ranks: Tensor
+    """`[rows]` int64."""
+    top_ids: Tensor
+    """`[rows, top]` int64, likeliest first."""
+    top_logprobs: Tensor
+    """`[rows, top]` float32."""
+
+    def to_host(self) -> "Scores":
+        """Start the copy; the values are there once the stream has come this far."""
+        return Scores(*(to_host(getattr(self, field.name)) for field in fields(self)))
+
+    def described(self) -> list[TokenLogprobs]:
+        """The values, row by row."""
+        return [
+            TokenLogprobs(token_id, logprob, rank, tuple(zip(ids, values, strict=True)))
+            for token_id, logprob, rank, ids, values in zip(
+                self.token_ids.tolist(),
+                self.logprobs.tolist(),
+                self.ranks.tolist(),
+                self.top_ids.tolist(),
+                self.top_logprobs.tolist(),
+                strict=True,
+            )
+        ]
+
+
+def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Scores:
+    """Logprob, rank and alternatives of one given token for each row of `[rows, vocab]`."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    given = logprobs.gather(1, token_ids[:, None])
+    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
+    return Scores(token_ids, given[:, 0], (logprobs > given).sum(dim=-1) + 1, ids, values)
+
+
 def token_logprobs(
     logits: Tensor, token_ids: Many[int], sequence: Sequence, *, of_prompt: bool = False
 ) -> list[TokenLogprobs]:
-    """Logprob, rank and alternatives of one given token for each row of `[rows, vocab]`."""
+    """As `score`, for tokens and wishes that the host knows."""
     sampling = sequence.request.sampling
     num_top = (sampling.prompt_logprobs if of_prompt else sampling.logprobs) or 0
-    logprobs = logits.log_softmax(dim=-1)
-    given = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = (logprobs > given).sum(dim=-1) + 1
-    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
-    return [
-        TokenLogprobs(token_id, logprob, rank, tuple(zip(top_ids, top_values, strict=True)))
-        for token_id, logprob, rank, top_ids, top_values in zip(
-            token_ids,
-            given[:, 0].tolist(),
-            ranks.tolist(),
-            ids.tolist(),
-            values.tolist(),
-            strict=True,
-        )
-    ]
+    given = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
+    return score(logits, given, num_top).described()
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Start a copy to memory of the host, which later steps do not overwrite."""
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Start a copy of the host's memory to a device, which is in order with what is launched."""
+    if device.type == "cpu":
+        return tensor
+    # From memory that is not pinned the copy would wait for the device.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def uniform(seed: int, index: int) -> float:
@@ -88,12 +134,14 @@ def _mix(number: int) -> int:
     return number ^ (number >> 31)
 
 
-def _seed(sequence: Sequence, default_seed: int) -> int:
+def seed_of(sequence: Sequence, default_seed: int) -> int:
+    """The request's own seed, or one of its place in the order of arrival; 64 bits."""
     seed = sequence.request.sampling.seed
     return _mix(default_seed) ^ sequence.order if seed is None else seed
 
 
-def _is_adjusted(sequence: Sequence) -> bool:
+def is_penalized(sequence: Sequence) -> bool:
+    """Whether penalties, biases or bans of end tokens change the sequence's next logits."""
     sampling = sequence.request.sampling
     return bool(
         sampling.logit_bias
@@ -104,13 +152,18 @@ def _is_adjusted(sequence: Sequence) -> bool:
     )
 
 
+def is_adjusted(sequence: Sequence) -> bool:
+    """Whether penalties or a guide change the sequence's next logits."""
+    return sequence.request.guide is not None or is_penalized(sequence)
+
+
 def _is_plain_greedy(sequence: Sequence) -> bool:
-    return sequence.request.sampling.temperature == 0 and not _is_adjusted(sequence)
+    return sequence.request.sampling.temperature == 0 and not is_adjusted(sequence)
 
 
-def _adjust(logits: Tensor, sequences: Many[Sequence]) -> Tensor:
-    """Apply penalties, bias and the ban of end tokens to a copy."""
-    if not any(_is_adjusted(sequence) for sequence in sequences):
+def adjust(logits: Tensor, sequences: Many[Sequence]) -> Tensor:
+    """Apply penalties, bias, the ban of end tokens and the guides to a copy."""
+    if not any(is_adjusted(sequence) for sequence in sequences):
         return logits
     logits = logits.clone()
     for row, sequence in zip(logits, sequences, strict=True):
@@ -134,7 +187,37 @@ def _adjust(logits: Tensor, sequences: Many[Sequence]) -> Tensor:
             )
         if sequence.num_generated_tokens < sampling.min_tokens:
             row[_ids(sequence.stop_token_ids, row)] = float("-inf")
+    mask_guided(logits, sequences)
     return logits
+
+
+def mask_guided(logits: Tensor, sequences: Many[Sequence]) -> None:
+    """Leave the rows of sequences with a guide the tokens that it allows, in place."""
+    guided = [row for row, sequence in enumerate(sequences) if sequence.request.guide is not None]
+    if not guided:
+        return
+    vocab_size = logits.shape[-1]
+    bitmask = allowed_tokens([sequences[row] for row in guided], vocab_size)
+    allowed = unpack_bits(to_device(bitmask, logits.device), vocab_size)
+    rows = to_device(torch.tensor(guided), logits.device)
+    logits.index_copy_(0, rows, logits.index_select(0, rows).where(allowed, -torch.inf))
+
+
+def allowed_tokens(sequences: Many[Sequence], vocab_size: int) -> Tensor:
+    """The guides' bits, `[sequences, ceil(vocab / 32)]` int32 on the host; all where none is."""
+    bitmask = torch.full((len(sequences), -(-vocab_size // 32)), -1, dtype=torch.int32)
+    for row, sequence in zip(bitmask, sequences, strict=True):
+        guide = sequence.request.guide
+        bits = None if guide is None else guide.allowed_tokens()
+        if bits is not None:
+            row.copy_(torch.frombuffer(bytearray(bits), dtype=torch.int32))
+    return bitmask
+
+
+def unpack_bits(bitmask: Tensor, vocab_size: int) -> Tensor:
+    """`[rows, words]` int32, lowest bit first, as `[rows, vocab]` bool."""
+    places = torch.arange(32, dtype=torch.int32, device=bitmask.device)
+    return ((bitmask[:, :, None] >> places) & 1).flatten(1)[:, :vocab_size].bool()
 
 
 def _ids(token_ids: Iterable[int], row: Tensor) -> Tensor:
@@ -154,7 +237,7 @@ def _choose(logits: Tensor, sequences: Many[Sequence], default_seed: int) -> lis
             requests = [sequences[row] for row in rows]
             temperatures = [s.request.sampling.temperature for s in requests]
             scaled = logits[rows] / _column(temperatures, logits)
-            numbers = [uniform(_seed(s, default_seed), s.num_generated_tokens) for s in requests]
+            numbers = [uniform(seed_of(s, default_seed), s.num_generated_tokens) for s in requests]
             drawn = draw(scaled, _column(numbers, logits), [s.request.sampling for s in requests])
             for row, token_id in zip(rows, drawn.tolist(), strict=True):
                 chosen[row] = token_id

@@ -1,10 +1,11 @@
 """Decides which tokens of which sequences the next step computes. Knows counts, no tensors.
 
-`Engine.step` calls `schedule` for a `Batch`, and after the forward pass `advance`, `append` and
-`finish`. The rules, in this order:
+`Engine.step` calls `schedule` for a `Batch` and `advance` for what it launched; once results are
+there, which may be a step later, `register`, `resolve` and `finish`. The rules, in this order:
 
 1. Decoding sequences get one token each, then prompts that are half read, then new ones: a long
-   prompt is read in chunks beside the others' decoding and never stops it.
+   prompt is read in chunks beside the others' decoding and never stops it. A step with decoding
+   sequences is short, unless so many prompts wait that reading them fast matters more.
 2. A request is admitted only when the pages of its whole prompt are available, and one page for
    every running sequence besides, so that admission does not cause preemption at once.
 3. A request that does not fit yet may be passed by smaller ones behind it, `MAX_TIMES_PASSED`
@@ -18,10 +19,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deepseek_worker.blocks import PagePool, page_digest, root_digest
-from deepseek_worker.sequence import FinishReason, Sequence
+from deepseek_worker.sequence import UNKNOWN_TOKEN, FinishReason, Sequence
 
 MAX_TIMES_PASSED = 32
 MAX_WAITING_LOOKED_AT = 128
+LEAST_PROMPT_TOKENS = 256
+"""Prompts go on at this pace at least, however many sequences decode."""
+BACKLOG_PART = 8
+"""A step that decoding sequences wait for reads this part of all unread prompts, so that pauses
+are long only where much is to be read, and a long step costs less for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How much one step computes."""
+
+    tokens: int
+    """At most."""
+    short_tokens: int
+    """Where others' decoding waits for the step and few prompts wait."""
+    chunks: int
+    """Prompts, or parts of one, of more than one token."""
+
+    @classmethod
+    def plain(cls, tokens: int) -> "StepLimits":
+        """One limit for all steps."""
+        return cls(tokens, tokens, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +88,15 @@ class Scheduler:
         num_pages: int,
         page_tokens: int,
         max_running_requests: int,
-        max_batch_tokens: int,
+        limits: StepLimits,
         prefix_cache: bool,
     ) -> None:
         self.pool = PagePool(num_pages)
         self.page_tokens = page_tokens
         self.max_running_requests = max_running_requests
-        self.max_batch_tokens = max_batch_tokens
+        self.limits = limits
+        self.max_batch_tokens = limits.tokens
+        """Most tokens of any step; lowered for a while when memory ran out."""
         self.prefix_cache = prefix_cache
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
@@ -79,18 +104,12 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_waiting_pages = 0
         """Pages that the waiting sequences' known tokens need."""
+        self._free_slots = list(range(max_running_requests - 1, -1, -1))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits the pool when alone."""
         assert self.pages_for(sequence.max_total_tokens) <= self.pool.num_pages  # noqa: S101
         self._enqueue(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is; its pages are free at once."""
-        if sequence in self.running:
-            self.finish(sequence)
-        else:
-            self._dequeue(sequence)
 
     def has_work(self) -> bool:
         """Whether any sequence is unfinished."""
@@ -101,56 +120,64 @@ class Scheduler:
         return -(-num_tokens // self.page_tokens)
 
     def schedule(self) -> Batch:
-        """Choose the next step's work; empty only when there is none at all."""
+        """Choose the next step's work; empty when there is none, or only results to wait for."""
         entries: dict[Sequence, Scheduled] = {}
-        budget = self.max_batch_tokens
+        room = _Room(self.max_batch_tokens, self.limits.chunks)
         num_preemptions_before = self.num_preemptions
-        for sequence in sorted(self.running, key=lambda s: not s.is_decoding):
-            if budget == 0:
-                break
-            if sequence not in self.running:
-                continue
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            for victim in self._make_room(sequence, sequence.num_computed_tokens + num_tokens):
-                freed = entries.pop(victim, None)
-                budget += freed.num_tokens if freed else 0
-            if sequence in self.running:
-                entries[sequence] = Scheduled(sequence, sequence.num_computed_tokens, num_tokens)
-                budget -= num_tokens
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        reading = [sequence for sequence in self.running if not sequence.is_decoding]
+        self._continue(decoding, entries, room)
+        if entries:
+            room.tokens = min(room.tokens, self._prompt_tokens_beside(len(entries), reading))
+        self._continue(reading, entries, room)
         if self.num_preemptions == num_preemptions_before:
-            for sequence in self._admit(budget):
-                num_tokens = min(sequence.num_uncomputed_tokens, budget)
-                entries[sequence] = Scheduled(sequence, sequence.num_computed_tokens, num_tokens)
-                budget -= num_tokens
+            for sequence in self._admit(room):
+                _compute(sequence, entries, room)
         return Batch(tuple(entries.values()))
 
-    def advance(self, entry: Scheduled) -> None:
-        """Record that the entry's KV is in its pages, and offer full pages to later prompts."""
-        sequence = entry.sequence
-        sequence.num_computed_tokens = entry.end
+    def advance(self, entry: Scheduled) -> bool:
+        """Record that the entry is being computed; returns whether that yields a token.
+
+        `UNKNOWN_TOKEN` stands for that token until `resolve`.
+        """
+        is_sampled = entry.is_sampled
+        entry.sequence.num_computed_tokens = entry.end
+        if is_sampled:
+            entry.sequence.tokens.append(UNKNOWN_TOKEN)
+        return is_sampled
+
+    def register(self, entry: Scheduled) -> None:
+        """Offer the pages that a computed entry filled to later prompts."""
         if not self.prefix_cache:
             return
+        sequence = entry.sequence
         num_full = entry.end // self.page_tokens
         digests = self._digests(sequence, num_full)
         for index in range(sequence.num_registered_pages, num_full):
             self.pool.register(sequence.pages[index], digests[index])
         sequence.num_registered_pages = max(sequence.num_registered_pages, num_full)
 
-    def append(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Add the sampled token; a reason means that the sequence has to be finished."""
-        sequence.tokens.append(token_id)
+    def resolve(self, entry: Scheduled, token_id: int) -> FinishReason | None:
+        """Fill in the token that the entry yielded; a reason means that the sequence is over."""
+        sequence = entry.sequence
+        sequence.tokens[entry.end] = token_id
         if token_id in sequence.stop_token_ids:
             return "stop"
-        return "length" if len(sequence.tokens) >= sequence.max_total_tokens else None
+        if (guide := sequence.request.guide) is not None:
+            guide.advance(token_id)
+            if guide.is_finished:
+                return "stop"
+        return "length" if entry.end + 1 >= sequence.max_total_tokens else None
 
     def finish(self, sequence: Sequence) -> None:
-        """End a running sequence; its full pages stay cached until they are needed."""
-        del self.running[sequence]
-        self.pool.release(sequence.pages)
-        sequence.pages.clear()
+        """End a sequence; its full pages stay cached until they are needed."""
+        if sequence in self.running:
+            self._stop(sequence)
+        else:
+            self._dequeue(sequence)
 
     def finish_broken(self, sequence: Sequence) -> None:
-        """End a running sequence whose KV is not to be trusted: nobody will find it."""
+        """End a sequence whose KV is not to be trusted: nobody will find it."""
         self.pool.forget(sequence.pages)
         self.finish(sequence)
 
@@ -166,11 +193,37 @@ class Scheduler:
         for sequence in self.waiting:
             assert not sequence.pages  # noqa: S101
             assert sequence.num_computed_tokens == 0  # noqa: S101
+        slots = [sequence.slot for sequence in self.running]
+        assert sorted(slots + self._free_slots) == list(range(self.max_running_requests))  # noqa: S101
         for sequence in self.running:
-            assert 0 <= sequence.num_computed_tokens < len(sequence.tokens)  # noqa: S101
+            assert 0 <= sequence.num_computed_tokens <= len(sequence.tokens)  # noqa: S101
             assert len(sequence.tokens) <= sequence.max_total_tokens  # noqa: S101
             assert self.pages_for(sequence.num_computed_tokens) <= len(sequence.pages)  # noqa: S101
             assert len(sequence.pages) <= self.pages_for(sequence.max_total_tokens)  # noqa: S101
+
+    def _continue(
+        self, sequences: list[Sequence], entries: dict[Sequence, Scheduled], room: "_Room"
+    ) -> None:
+        """Compute more of running sequences, as far as there is room; some may be preempted."""
+        for sequence in sequences:
+            if not room.is_left:
+                return
+            if sequence not in self.running or sequence.is_computed:
+                continue
+            num_tokens = min(sequence.num_uncomputed_tokens, room.tokens)
+            for victim in self._make_room(sequence, sequence.num_computed_tokens + num_tokens):
+                freed = entries.pop(victim, None)
+                room.tokens += freed.num_tokens if freed else 0
+            if sequence in self.running:
+                _compute(sequence, entries, room)
+
+    def _prompt_tokens_beside(self, num_decoding: int, reading: list[Sequence]) -> int:
+        """How much of prompts a step may read that decoding sequences wait for."""
+        unread = sum(sequence.num_uncomputed_tokens for sequence in reading)
+        backlog = unread + self.num_waiting_pages * self.page_tokens
+        # Large steps are captured in multiples of 256.
+        tokens = max(self.limits.short_tokens, -(-backlog // BACKLOG_PART // 256) * 256)
+        return max(tokens - num_decoding, LEAST_PROMPT_TOKENS)
 
     def _enqueue(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_order)
@@ -200,10 +253,14 @@ class Scheduler:
         # Among equals the newest, which has waited least.
         return min(others, key=lambda s: (s.num_computed_tokens, -s.order))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence) -> None:
         del self.running[sequence]
+        self._free_slots.append(sequence.slot)
         self.pool.release(sequence.pages)
         sequence.pages.clear()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_registered_pages = 0
         sequence.num_preemptions += 1
@@ -212,16 +269,15 @@ class Scheduler:
         self.num_preemptions += 1
         self._enqueue(sequence)
 
-    def _admit(self, budget: int) -> Iterator[Sequence]:
-        """Start waiting sequences that fit, oldest first, as long as the budget lasts."""
+    def _admit(self, room: "_Room") -> Iterator[Sequence]:
+        """Start waiting sequences that fit, oldest first, as long as there is room."""
         passed: list[Sequence] = []
         for sequence in self.waiting[:MAX_WAITING_LOOKED_AT]:
-            if budget <= 0 or len(self.running) >= self.max_running_requests:
+            if not room.is_left or len(self.running) >= self.max_running_requests:
                 return
             if self._try_to_start(sequence):
                 for other in passed:
                     other.num_times_passed += 1
-                budget -= sequence.num_uncomputed_tokens
                 yield sequence
             elif sequence.num_times_passed >= MAX_TIMES_PASSED:
                 return
@@ -241,6 +297,7 @@ class Scheduler:
         sequence.num_registered_pages = len(cached)
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = sequence.num_computed_tokens
+        sequence.slot = self._free_slots.pop()
         self.running[sequence] = None
         return True
 
@@ -257,10 +314,30 @@ class Scheduler:
     def _digests(self, sequence: Sequence, num_pages: int) -> list[bytes]:
         digests = sequence.page_digests
         for index in range(len(digests), num_pages):
-            parent = digests[-1] if digests else root_digest(sequence.request.cache_salt)
+            request = sequence.request
+            parent = digests[-1] if digests else root_digest(request.cache_salt, request.adapter)
             first = index * self.page_tokens
             digests.append(page_digest(parent, sequence.tokens[first : first + self.page_tokens]))
         return digests[:num_pages]
+
+
+@dataclass(slots=True)
+class _Room:
+    """What a step can still take."""
+
+    tokens: int
+    chunks: int
+
+    @property
+    def is_left(self) -> bool:
+        return self.tokens > 0 and self.chunks > 0
+
+
+def _compute(sequence: Sequence, entries: dict[Sequence, Scheduled], room: _Room) -> None:
+    num_tokens = min(sequence.num_uncomputed_tokens, room.tokens)
+    entries[sequence] = Scheduled(sequence, sequence.num_computed_tokens, num_tokens)
+    room.tokens -= num_tokens
+    room.chunks -= num_tokens > 1
 
 
 def _order(sequence: Sequence) -> int:

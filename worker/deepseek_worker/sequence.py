@@ -1,17 +1,49 @@
 """What crosses the engine's boundary, and the scheduler's view of one request.
 
-`SamplingParams`, `Request` and `Output` are all that the server and the engine exchange.
-`Sequence` is the engine's own: tokens, pages and how far they are computed. No torch here.
+`SamplingParams`, `Request` and `Output` are all that API processes and the engine exchange; what
+of them goes from process to process is made for `messages.py`. `Sequence` is the engine's own:
+tokens, pages and how far they are computed. No torch here.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_LOGIT_BIASES = 1024
+"""Most entries of `SamplingParams.logit_bias`."""
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+UNKNOWN_TOKEN = -1
+"""Stands for a token that the device is choosing and the host has not seen yet."""
+
+NO_ADAPTER = -1
+"""The place among the adapters' weights of who uses none."""
+
+
+class Guide(Protocol):
+    """Which tokens may come next in one answer, such as those that keep it valid JSON.
+
+    It has state, belongs to one request, and is used on the engine's thread alone.
+    """
+
+    def allowed_tokens(self) -> bytes | None:
+        """A bit for each token, `[ceil(vocab / 32)]` int32, lowest bit first; None allows all."""
+
+    def advance(self, token_id: int) -> None:
+        """Take note of the token that was chosen."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete, so that no token may follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, for people; None while it can."""
+
+
+class SamplingParams(Struct, frozen=True, array_like=True):
     """How the tokens of one request are chosen; temperature 0 is greedy and exact."""
 
     temperature: float = 1.0
@@ -39,6 +71,17 @@ class SamplingParams:
     """Pairs of token id and the number added to its logit."""
 
 
+class Structure(Struct, frozen=True, array_like=True):
+    """What an answer has to look like, as text; the engine's process makes a `Guide` of it."""
+
+    lark: str
+    """A grammar in llguidance's dialect of Lark."""
+    param: str
+    """The field that asked for it."""
+    begin_after: tuple[str, ...] = ()
+    """The grammar begins after these texts, one after the other; until then everything goes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to complete."""
@@ -46,14 +89,17 @@ class Request:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    arrival_time: float = 0.0
-    """Unix seconds, for the server's own latency figures; the engine orders by `add`."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    structure: Structure | None = None
+    """What the answer has to look like; None leaves it free."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that computes it; None for the model alone."""
+    guide: Guide | None = field(default=None, compare=False)
+    """Keeps the answer to its structure. It stays in the engine's process, which makes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(Struct, frozen=True, array_like=True):
     """Natural logarithms of the model's own probabilities, before temperature and masks."""
 
     token_id: int
@@ -64,8 +110,7 @@ class TokenLogprobs:
     """The likeliest tokens and their logprobs, likeliest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True, array_like=True):
     """What one step produced for one request."""
 
     request_id: str
@@ -78,7 +123,8 @@ class Output:
     error: str | None = None
     """For people; set exactly when `finish_reason` is `error`."""
     error_reason: str | None = None
-    """The fixed word of the error: `NonFiniteLogits`, `OutOfMemory` or `InternalError`."""
+    """The fixed word of the error: `NonFiniteLogits`, `OutOfMemory`, `GuideFailed`, `InternalError`
+    or `EngineFailed`; of a request that the engine's process refused, the refusal's `reason`."""
     cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -91,9 +137,11 @@ class Output:
 class Sequence:
     """One request inside the engine.
 
-    Of `tokens`, the KV of `[0, num_computed_tokens)` is in `pages`. A sequence that has one
-    token left to compute decodes; one with more prefills. Preemption sets
-    `num_computed_tokens` back to 0 and keeps `tokens`, so that generated ones are prefilled.
+    Of `tokens`, the KV of `[0, num_computed_tokens)` is in `pages`, or will be once the steps
+    that run have ended. The last of `tokens` is `UNKNOWN_TOKEN` while the step that chooses it
+    runs. A sequence that has one token left to compute decodes; one with more prefills.
+    Preemption sets `num_computed_tokens` back to 0 and keeps `tokens`, so that generated ones
+    are prefilled.
     """
 
     request: Request
@@ -102,8 +150,12 @@ class Sequence:
     max_total_tokens: int
     """Prompt plus the most tokens that may be generated."""
     stop_token_ids: frozenset[int]
+    adapter: int = NO_ADAPTER
+    """Place of its LoRA adapter among the weights."""
     tokens: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    slot: int = -1
+    """A number below the most running requests, the sequence's own while it runs."""
     page_digests: list[bytes] = field(default_factory=list)
     """Chained digests of the first full pages of `tokens`, computed as needed."""
     num_computed_tokens: int = 0
@@ -134,6 +186,17 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Known tokens whose KV is not in the pages yet."""
         return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether no further step is needed: the last token is chosen, or none was asked for."""
+        num_needed = max(self.num_prompt_tokens, self.max_total_tokens - 1)
+        return self.num_computed_tokens >= num_needed
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """Whether its next token depends on the ids of all before, by way of the host."""
+        return self.request.guide is not None
 
     @property
     def is_decoding(self) -> bool:

@@ -1,109 +1,77 @@
-"""The life of `deepseek-worker serve`: open the port, load, answer once, serve, drain, end."""
+"""The life of `deepseek-worker serve`: open the port, start the processes, watch, drain, end.
+
+This process computes nothing and imports no torch. One child owns the engine and the device, one
+or more own HTTP and text. It connects each of those with the engine, puts another in the place of
+one that died, and ends them all together.
+"""
 
 import asyncio
 import logging
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 
-import uvicorn
-
-from deepseek_worker.config import EngineConfig, ServerConfig
-from deepseek_worker.connections import ConnectionLimits, protocol
-from deepseek_worker.driver import EngineThread
-from deepseek_worker.engine import Engine
-from deepseek_worker.errors import InvalidFlags, WorkerError
-from deepseek_worker.generation import Courier, Inbox
-from deepseek_worker.metrics import Metrics
-from deepseek_worker.prompts import Model
+from deepseek_worker.board import Board, create_board
+from deepseek_worker.config import EngineConfig, ServerConfig, served_name
+from deepseek_worker.errors import InvalidFlags, ProcessEnded
+from deepseek_worker.processes import (
+    ATTACH,
+    DRAIN,
+    FLUSH_SECONDS,
+    STOP_SECONDS,
+    Child,
+    Launch,
+    how_it_ended,
+    last_words,
+)
+from deepseek_worker.processors import default_api_processes, usable_cpus
+from deepseek_worker.progress import Failure
 from deepseek_worker.secret_files import SecretFile
-from deepseek_worker.sequence import Request, SamplingParams
-from deepseek_worker.server import Api, Worker
-from deepseek_worker.startup import load_engine
-from deepseek_worker.tokenizer import load_tokenizer
-from deepseek_worker.weights.loading import ReportProgress
 
-# An idle connection outlives the pools of the usual clients, so that they, who know whether they
-# are about to send, close it.
-KEEP_ALIVE_SECONDS = 75
-# What is left of an answer after the engine is done with it.
-FLUSH_SECONDS = 5
-STOP_SECONDS = 5.0
-POLL_SECONDS = 0.05
+ENGINE, API = "deepseek_worker.engine_process", "deepseek_worker.api_process"
+# How long API processes say why they do not answer any more, once the engine has gone.
+FAREWELL_SECONDS = 1.0
+# More would be put in the place of those that ended only to end too.
+MAX_RESTARTS, RESTART_SECONDS = 5, 60.0
 
 logger = logging.getLogger(__name__)
-
-
-class Server(uvicorn.Server):
-    """uvicorn, which leaves the signals to us."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing: SIGTERM drains before it ends."""
-        yield
 
 
 async def serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     """Serve until SIGTERM or SIGINT has drained the worker.
 
     Raises:
-        InvalidFlags: the port or a token file cannot be used.
-        ModelError: the model cannot be served.
-        WorkerError: its first answer failed.
+        InvalidFlags: the port or a token file cannot be used, or an adapter has the model's name.
+        ProcessEnded: the model cannot be served, or the engine's process has ended.
     """
-    loop, loaded = asyncio.get_running_loop(), asyncio.Event()
-
-    def load(report: ReportProgress) -> Engine:
-        try:
-            return load_engine(engine_config, report)
-        finally:
-            loop.call_soon_threadsafe(loaded.set)
-
-    engine = EngineThread(load)
-    worker = _worker(engine, engine_config, config)
-    # Before the model is loaded: probes are to hear of the progress.
-    listener = _listen(config)
-    limits = ConnectionLimits(config.connection_max_requests, config.connection_max_seconds)
-    server = Server(_uvicorn_config(worker, limits))
+    for path, flag in (
+        (config.state_token_file, "--state-token-file"),
+        (config.api_key_file, "--api-key-file"),
+    ):
+        if path is not None:
+            SecretFile(path, flag)
+    _check_names(engine_config, config)
+    supervisor = Supervisor(engine_config, config, _listen(config))
     stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, stopping, number)
-
-    engine.start()
-    tasks: dict[str, asyncio.Task[Any]] = {
-        "serving": asyncio.create_task(server.serve(sockets=[listener])),
-        "starting": asyncio.create_task(_bring_up(worker, engine_config, loaded)),
-        "stopping": asyncio.create_task(stopping.wait()),
-        "watching": asyncio.create_task(_tell_of_failure(engine)),
-    }
-    try:
-        # Ends well only with the worker: serving and starting return early by raising.
-        await _first_failure_or(tasks)
-        tasks["starting"].cancel()
-        await _drain(engine, limits, config.drain_seconds)
-    finally:
-        for name in ("starting", "stopping", "watching"):
-            tasks[name].cancel()
-        server.should_exit = True
-        await tasks["serving"]
-        await _end(engine)
+        loop.add_signal_handler(number, _stop, supervisor, stopping, number)
+    await supervisor.run(stopping)
 
 
-async def _first_failure_or(tasks: dict[str, "asyncio.Task[Any]"]) -> None:
-    """Wait for the signal to stop; raise what ends the start-up before it."""
-    waiting = set(tasks.values())
-    while tasks["stopping"] in waiting:
-        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+def _check_names(engine_config: EngineConfig, config: ServerConfig) -> None:
+    taken = (served_name(engine_config, config), config.model_id)
+    for adapter in engine_config.lora:
+        if adapter.name in taken:
+            raise InvalidFlags(
+                f"--lora {adapter.name}={adapter.path} has a name of the model itself; give the"
+                " adapter another one"
+            )
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -121,121 +89,164 @@ def _listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def _worker(engine: EngineThread, engine_config: EngineConfig, config: ServerConfig) -> Worker:
-    served_name = config.served_model_name or engine_config.model.resolve().stem
-    return Worker(
-        config=config,
-        engine=engine,
-        courier=Courier(asyncio.get_running_loop()),
-        metrics=Metrics(engine),
-        served_name=served_name,
-        model_id=config.model_id or served_name,
-        version=_version(),
-        state_token=_secret(config.state_token_file, "--state-token-file"),
-        api_keys=_secret(config.api_key_file, "--api-key-file"),
-    )
-
-
-def _secret(path: Path | None, flag: str) -> SecretFile | None:
-    return None if path is None else SecretFile(path, flag)
-
-
-def _version() -> str:
-    try:
-        return version("deepseek-worker")
-    except PackageNotFoundError:
-        return "source"
-
-
-def _uvicorn_config(worker: Worker, limits: ConnectionLimits) -> uvicorn.Config:
-    return uvicorn.Config(
-        Api(worker).application(),
-        http=protocol(limits),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=FLUSH_SECONDS,
-    )
-
-
-async def _bring_up(worker: Worker, engine_config: EngineConfig, loaded: asyncio.Event) -> None:
-    logger.info("Loading", extra={"model": str(engine_config.model)})
-    tokenizer = await asyncio.to_thread(load_tokenizer, engine_config.model)
-    await loaded.wait()
-    try:
-        engine = worker.engine.wait_until_loaded(STOP_SECONDS)
-    except WorkerError as error:
-        # What ended the load says more than that it ended.
-        raise error.__cause__ or error from None
-    worker.model = Model(tokenizer, engine.max_context_tokens, engine.vocab_size, engine.device)
-    await _answer_once(worker, worker.model)
-    worker.is_warm = True
-    logger.info(
-        "Ready",
-        extra={
-            "served_name": worker.served_name,
-            "model_id": worker.model_id,
-            "device": engine.device,
-            "max_context_tokens": engine.max_context_tokens,
-        },
-    )
-
-
-async def _answer_once(worker: Worker, model: Model) -> None:
-    """A real request, through everything that clients' requests go through on their way."""
-    prompt = tuple(model.tokenizer.encode("Hello"))[: model.max_context_tokens - 1]
-    inbox = Inbox()
-    worker.engine.submit(
-        Request("warm-up", prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)),
-        partial(worker.courier.post, inbox),
-    )
-    while True:
-        for output in await inbox.take():
-            if output.finish_reason == "error":
-                raise WorkerError(f"the model's first answer failed: {output.error}")
-            if output.finish_reason is not None:
-                return
-
-
-async def _tell_of_failure(engine: EngineThread) -> None:
-    """Log once that a loaded engine has failed; probes and /state say so from then on."""
-    while True:
-        await asyncio.sleep(1.0)
-        progress = engine.progress()
-        if progress.phase == "failed" and engine.stats() is not None:
-            logger.error("The engine ended with an error", exc_info=progress.error)
-            return
-
-
-async def _drain(engine: EngineThread, limits: ConnectionLimits, seconds: float) -> None:
-    limits.is_draining = True
-    logger.info("Draining", extra={"seconds": seconds})
-    finished = await asyncio.to_thread(engine.drain, seconds)
-    if not finished:
-        logger.warning("Requests were aborted, because they took longer than --drain-seconds")
-
-
-async def _end(engine: EngineThread) -> None:
-    """End the engine's thread; one that does not end, in a load or on a dead GPU, is left."""
-    if engine.stats() is None or engine.progress().phase == "failed":
-        return
-    # Not in a thread of the event loop's, for which its end would wait.
-    stopper = threading.Thread(target=engine.stop, daemon=True)
-    stopper.start()
-    deadline = time.monotonic() + STOP_SECONDS
-    while stopper.is_alive():
-        if time.monotonic() > deadline:
-            logger.warning("The engine does not end; leaving it")
-            return
-        await asyncio.sleep(POLL_SECONDS)
-
-
-def _stop(stopping: asyncio.Event, number: int) -> None:
+def _stop(supervisor: "Supervisor", stopping: asyncio.Event, number: int) -> None:
     if stopping.is_set():
         logger.warning("Told to stop twice; ending at once")
+        supervisor.kill()
         os._exit(128 + number)
     stopping.set()
+
+
+class Restarts:
+    """Whether ended processes are still worth replacing. Pure: time is an argument."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
+
+    def is_allowed(self, now: float) -> bool:
+        """Whether to replace one now, by the monotonic clock; counts it if so."""
+        if len(self._times) == MAX_RESTARTS and now - self._times[0] < RESTART_SECONDS:
+            return False
+        self._times.append(now)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    child: Child
+    ended: "asyncio.Task[tuple[int, Failure | None]]"
+    """Its exit code and last words."""
+
+
+class Supervisor:
+    """The processes of one worker."""
+
+    def __init__(
+        self, engine_config: EngineConfig, config: ServerConfig, listener: socket.socket
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        num_apis = config.api_processes or default_api_processes(usable_cpus())
+        self._board_fd = create_board(num_apis)
+        self._board = Board(self._board_fd, num_apis)
+        self._launch = Launch(
+            engine=engine_config,
+            server=config,
+            started_at=time.time(),
+            control=-1,
+            board=self._board_fd,
+            listener=listener.fileno(),
+            num_api_processes=num_apis,
+        )
+        self._engine: _Running | None = None
+        self._apis: list[_Running] = []
+        self._restarts = Restarts()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Start all processes, keep them until told to stop, and end them.
+
+        Raises:
+            ProcessEnded: one ended without which the worker cannot go on.
+        """
+        try:
+            self._engine = _started(Child(ENGINE, self._launch))
+            self._apis = [
+                self._api(self._engine, index) for index in range(self._launch.num_api_processes)
+            ]
+            await self._watch(self._engine, stopping)
+            await self._drain()
+        finally:
+            await self._end()
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for running in self._all():
+            running.child.kill()
+
+    def _all(self) -> list[_Running]:
+        return [*self._apis, *([self._engine] if self._engine else [])]
+
+    def _api(self, engine: _Running, index: int) -> _Running:
+        """Start an API process and connect it with the engine's."""
+        ours, engines = socket.socketpair()
+        with ours, engines:
+            told = self._launch.model_copy(update={"index": index, "link": ours.fileno()})
+            descriptors = (ours.fileno(), self._board_fd, self._listener.fileno())
+            child = Child(API, told, descriptors)
+            engine.child.tell(ATTACH, [engines.fileno()])
+        return _started(child)
+
+    async def _watch(self, engine: _Running, stopping: asyncio.Event) -> None:
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            while not stop.done():
+                tasks = {stop, *(running.ended for running in self._all())}
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if engine.ended.done():
+                    await self._lose_engine(*engine.ended.result())
+                for index, api in enumerate(self._apis):
+                    if api.ended.done():
+                        self._replace(engine, index, *api.ended.result())
+        finally:
+            stop.cancel()
+
+    async def _lose_engine(self, code: int, words: Failure | None) -> None:
+        if words is not None:
+            raise ProcessEnded(words.message, words.reason, words.exit_code)
+        message = f"the engine's process {how_it_ended(code)}"
+        logger.error("%s; ending", message)
+        await asyncio.sleep(FAREWELL_SECONDS)
+        raise ProcessEnded(message)
+
+    def _replace(self, engine: _Running, index: int, code: int, words: Failure | None) -> None:
+        if words is not None and not self._board.is_warm:
+            raise ProcessEnded(words.message, words.reason, words.exit_code)
+        message = f"an API process {how_it_ended(code)}{f': {words.message}' if words else ''}"
+        if not self._restarts.is_allowed(time.monotonic()):
+            raise ProcessEnded(f"{message}, after {MAX_RESTARTS} others within a minute")
+        logger.error("%s; starting another", message, extra={"api_process": index})
+        self._board.forget_requests(index)
+        self._apis[index] = self._api(engine, index)
+
+    async def _drain(self) -> None:
+        seconds = self._config.drain_seconds
+        logger.info("Draining", extra={"seconds": seconds})
+        for api in self._apis:
+            api.child.tell(DRAIN)
+        await _ended(self._apis, seconds + FLUSH_SECONDS + STOP_SECONDS)
+
+    async def _end(self) -> None:
+        """API processes first: what they still have to say may need the engine."""
+        for group in (self._apis, self._all()):
+            for running in group:
+                running.child.end()
+            await _ended(group, FLUSH_SECONDS + STOP_SECONDS)
+        self._listener.close()
+        os.close(self._board_fd)
+
+
+def _started(child: Child) -> _Running:
+    return _Running(child, asyncio.create_task(_end_of(child)))
+
+
+async def _end_of(child: Child) -> tuple[int, Failure | None]:
+    """Wait for a process to end: then its control closes."""
+    loop, data = asyncio.get_running_loop(), b""
+    with suppress(ConnectionError):
+        while piece := await loop.sock_recv(child.control, 4096):
+            data += piece
+    return await asyncio.to_thread(child.reap), last_words(data)
+
+
+async def _ended(group: Iterable[_Running], seconds: float) -> None:
+    """Wait for processes that were told to end; kill those that do not."""
+    tasks = [running.ended for running in group]
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for running in group:
+        if running.ended in late:
+            logger.warning("A process does not end; killing it", extra={"pid": running.child.pid})
+            running.child.kill()
+    if late:
+        await asyncio.wait(late)

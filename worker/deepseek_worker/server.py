@@ -1,7 +1,7 @@
 """The HTTP API: who may ask, what for, and how the answer goes back.
 
 Thin: bodies are read by `openai.py`, answers are grown by `generation.py` and written by
-`rendering.py`. Everything runs on the event loop, away from the engine's thread.
+`rendering.py`. Everything runs on the event loop of an API process; the engine is in another.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from deepseek_worker import health, prompts
+from deepseek_worker import health, openapi, prompts
 from deepseek_worker.answers import (
     ErrorBody,
     ErrorDetail,
@@ -29,9 +29,10 @@ from deepseek_worker.answers import (
     error_answer,
     model_list,
 )
+from deepseek_worker.board import Board
+from deepseek_worker.client import EngineClient
 from deepseek_worker.config import ServerConfig
-from deepseek_worker.delivery import EventStream, Record, read_body, whole_answer
-from deepseek_worker.driver import EngineThread
+from deepseek_worker.delivery import EventStream, Record, Renderer, read_body, whole_answer
 from deepseek_worker.errors import (
     BodyTooLarge,
     QueueFull,
@@ -40,16 +41,22 @@ from deepseek_worker.errors import (
     UnknownModel,
     WorkerError,
 )
-from deepseek_worker.generation import Choice, Courier, Generation
+from deepseek_worker.generation import Choice, Generation
 from deepseek_worker.metrics import CONTENT_TYPE, Metrics
 from deepseek_worker.openai import (
     ChatRequest,
     CompletionRequest,
 )
 from deepseek_worker.pace import Pace
+from deepseek_worker.progress import Progress
 from deepseek_worker.prompts import Model
 from deepseek_worker.rendering import ChatRenderer, CompletionRenderer, Head
+from deepseek_worker.response_events import ResponseRenderer
+from deepseek_worker.responses import parse_response
 from deepseek_worker.secret_files import SecretFile
+from deepseek_worker.sequence import Structure
+from deepseek_worker.structure import chat_structure, completion_structure
+from deepseek_worker.tokens import detokenize, parse_detokenize, parse_tokenize, tokenize
 from deepseek_worker.validation import parse_chat, parse_completion
 
 # Room for a full context of escaped text, and for many short prompts at once.
@@ -58,6 +65,9 @@ BODY_BYTES_PER_TOKEN = 64
 # Above this, tokenizing takes long enough to be worth a thread.
 INLINE_CHARACTERS = 4096
 RETRY_SECONDS = 2
+# A step on a GPU takes milliseconds; on a CPU a long chunk beside other programs takes seconds.
+STALL_SECONDS = {"cuda": 10.0}
+LONGEST_STALL_SECONDS = 60.0
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -66,30 +76,68 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Worker:
-    """What the routes share; `model` and `is_warm` change once, while the worker starts."""
+    """What the routes share; `model` changes once, while the worker starts."""
 
     config: ServerConfig
-    engine: EngineThread
-    courier: Courier
+    engine: EngineClient
+    board: Board
     metrics: Metrics
     served_name: str
     model_id: str
     version: str
+    created: int
+    """When the worker started, in Unix seconds."""
+    adapters: tuple[str, ...] = ()
+    """Names of the model's LoRA adapters."""
     state_token: SecretFile | None = None
     api_keys: SecretFile | None = None
     model: Model | None = None
-    is_warm: bool = False
+    is_ending: bool = False
+    """SIGTERM came: what asks still gets its answer for a moment, but no more is wanted."""
     pace: Pace = field(default_factory=Pace)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "text"))
-    created: int = field(default_factory=lambda: int(time.time()))
 
-    def loaded_model(self) -> Model:
+    @property
+    def stall_seconds(self) -> float:
+        """How long the engine may take for one step."""
+        if self.config.stall_seconds is not None:
+            return self.config.stall_seconds
+        device = self.model.device if self.model is not None else ""
+        return STALL_SECONDS.get(device, LONGEST_STALL_SECONDS)
+
+    @property
+    def progress(self) -> Progress:
+        """The engine's, for the rest of the world: who is about to end counts as draining."""
+        progress = self.engine.progress()
+        if self.is_ending and progress.phase == "ready":
+            return replace(progress, phase="draining")
+        return progress
+
+    def identity(self, adapter: str | None = None) -> dict[str, str]:
+        """Headers that say which model or adapter answers, and whether another one was meant."""
+        headers = {"x-deepseek-model": adapter or self.model_id}
+        if self.config.instead_of is not None:
+            headers["x-deepseek-degraded"] = self.config.instead_of
+        return headers
+
+    @property
+    def degraded(self) -> str:
+        """A sentence for what only the model that was meant might do; empty if that is this one."""
+        if self.config.instead_of is None:
+            return ""
+        return (
+            f"The service is degraded: {self.model_id} answers instead of"
+            f" {self.config.instead_of}; ask again later, or for less."
+        )
+
+    async def loaded_model(self) -> Model:
         """The model.
 
         Raises:
             Unavailable: it is still loading.
         """
         if self.model is None:
+            await self.engine.refresh()
             progress = self.engine.progress()
             raise Unavailable(
                 f"The model is loading ({100 * progress.loading_progress:.0f} %); "
@@ -112,11 +160,15 @@ class Api:
                 Route("/v1/models/{name:path}", self.one_model),
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+                Route("/v1/responses", self.responses, methods=["POST"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
+                Route("/detokenize", self.detokenize, methods=["POST"]),
                 Route("/health/live", self.live),
                 Route("/health/ready", self.ready),
                 Route("/metrics", self.metrics),
                 Route("/state", self.state),
                 Route("/version", self.version),
+                Route("/openapi.json", self.openapi),
             ],
             exception_handlers={
                 WorkerError: self._refuse,
@@ -142,12 +194,15 @@ class Api:
         """`POST /v1/completions`."""
         started_at = time.monotonic()
         asked = parse_completion(await self._admit(request))
-        self._require_model(asked.model)
-        model = self._worker.loaded_model()
+        adapter = self._require_model(asked.model)
+        model = await self._worker.loaded_model()
         token_ids = await self._unhurried(asked, prompts.encode_prompts, model, asked.prompts)
         echoes = [prompts.echo(model, prompt) if asked.echo else "" for prompt in asked.prompts]
-        head = self._head("cmpl")
-        choices = prompts.choices(model, asked, token_ids, head.id)
+        head = self._head("cmpl", adapter)
+        structure = await self._compiled(completion_structure(asked))
+        choices = prompts.choices(
+            model, asked, token_ids, head.id, structure=structure, adapter=adapter
+        )
         renderer = CompletionRenderer(
             head,
             asked,
@@ -161,35 +216,75 @@ class Api:
         """`POST /v1/chat/completions`."""
         started_at = time.monotonic()
         asked = parse_chat(await self._admit(request))
-        self._require_model(asked.model)
-        model = self._worker.loaded_model()
-        token_ids = await self._unhurried(asked, prompts.encode_chat, model, asked)
-        head = self._head("chatcmpl")
-        choices = prompts.choices(model, asked, [token_ids], head.id)
-        renderer = ChatRenderer(head, asked, model.texts)
+        head = self._head("chatcmpl", self._require_model(asked.model))
+        renderer = ChatRenderer(head, asked, (await self._worker.loaded_model()).texts)
+        return await self._chat(request, asked, head, renderer, started_at)
+
+    async def _chat(
+        self,
+        request: Request,
+        asked: ChatRequest,
+        head: Head,
+        renderer: Renderer,
+        started_at: float,
+    ) -> Response:
+        model = await self._worker.loaded_model()
+        conversation = await self._unhurried(asked, prompts.encode_chat, model, asked)
+        start = conversation.start
+        structure = chat_structure(asked, start, model.chat_format.call_form, model.grammar_marker)
+        choices = prompts.choices(
+            model,
+            asked,
+            [conversation.token_ids],
+            head.id,
+            start=start,
+            structure=await self._compiled(structure),
+            adapter=self._require_model(asked.model),
+        )
         return await self._answer(request, asked, choices, renderer, started_at)
+
+    async def responses(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        started_at = time.monotonic()
+        asked, chat = parse_response(await self._admit(request))
+        head = self._head("resp", self._require_model(asked.model), "_")
+        renderer = ResponseRenderer(head, asked)
+        return await self._chat(request, chat, head, renderer, started_at)
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`."""
+        asked = parse_tokenize(await self._admit(request))
+        self._require_model(asked.model or self._worker.served_name)
+        return _json(await self._in_thread(tokenize, await self._worker.loaded_model(), asked))
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`."""
+        asked = parse_detokenize(await self._admit(request))
+        self._require_model(asked.model or self._worker.served_name)
+        return _json(await self._in_thread(detokenize, await self._worker.loaded_model(), asked))
 
     async def live(self, _: Request) -> Response:
         """`GET /health/live`: whether only a restart could help."""
         worker = self._worker
-        verdict = health.liveness(
-            worker.engine.progress(), time.time(), worker.config.stall_seconds
-        )
+        await worker.engine.refresh()
+        verdict = health.liveness(worker.progress, time.time(), worker.stall_seconds)
         return _json(verdict, 200 if verdict.ok else 503)
 
     async def ready(self, _: Request) -> Response:
         """`GET /health/ready`: whether requests are answered."""
         worker = self._worker
+        await worker.engine.refresh()
         verdict = health.readiness(
-            worker.engine.progress(),
+            worker.progress,
             time.time(),
-            worker.config.stall_seconds,
-            is_warm=worker.is_warm,
+            worker.stall_seconds,
+            is_warm=worker.board.is_warm,
         )
         return _json(verdict, 200 if verdict.ok else 503)
 
     async def metrics(self, _: Request) -> Response:
         """`GET /metrics`."""
+        await self._worker.engine.refresh()
         return Response(self._worker.metrics.render(), media_type=CONTENT_TYPE)
 
     async def state(self, request: Request) -> Response:
@@ -199,13 +294,16 @@ class Api:
             raise HTTPException(404)
         if not worker.state_token.accepts(_bearer(request)):
             raise Unauthorized("GET /state needs the token of --state-token-file.")
+        await worker.engine.refresh()
         state = health.worker_state(
             served_name=worker.served_name,
             model_id=worker.model_id,
             device=worker.model.device if worker.model else "unknown",
-            progress=worker.engine.progress(),
+            progress=worker.progress,
             stats=worker.engine.stats(),
-            is_warm=worker.is_warm,
+            is_warm=worker.board.is_warm,
+            now=time.time(),
+            stall_seconds=worker.stall_seconds,
         )
         return Response(state.model_dump_json(), media_type="application/json")
 
@@ -213,10 +311,15 @@ class Api:
         """`GET /version`."""
         return Response(encode({"version": self._worker.version}), media_type="application/json")
 
+    async def openapi(self, _: Request) -> Response:
+        """`GET /openapi.json`."""
+        return Response(encode(openapi.document()), media_type="application/json")
+
     def _model_list(self) -> Any:
         worker = self._worker
         limit = worker.model.max_context_tokens if worker.model else None
-        return model_list((worker.served_name, worker.model_id), worker.created, limit)
+        names = worker.served_name, worker.model_id
+        return model_list(names, worker.adapters, worker.created, limit)
 
     async def _admit(self, request: Request) -> bytes:
         self._require_key(request)
@@ -231,15 +334,24 @@ class Api:
                 "Incorrect or missing API key; send it as 'Authorization: Bearer KEY'."
             )
 
-    def _require_model(self, name: str) -> None:
-        worker = self._worker
-        if name not in (worker.served_name, worker.model_id):
-            raise UnknownModel(
-                f"The model '{name}' does not exist here; '{worker.served_name}' does.", "model"
-            )
+    def _require_model(self, name: str) -> str | None:
+        """The adapter of that name; None for the model alone.
 
-    def _head(self, kind: str) -> Head:
-        return Head(f"{kind}-{uuid.uuid4().hex}", int(time.time()), self._worker.model_id)
+        Raises:
+            UnknownModel: there is neither.
+        """
+        worker = self._worker
+        if name in worker.adapters:
+            return name
+        if name not in (worker.served_name, worker.model_id):
+            known = ", ".join(f"'{one}'" for one in (worker.served_name, *worker.adapters))
+            verb = "do" if worker.adapters else "does"
+            raise UnknownModel(f"The model '{name}' does not exist here; {known} {verb}.", "model")
+        return None
+
+    def _head(self, kind: str, adapter: str | None, joint: str = "-") -> Head:
+        model = adapter or self._worker.model_id
+        return Head(f"{kind}{joint}{uuid.uuid4().hex}", int(time.time()), model)
 
     async def _unhurried(
         self,
@@ -249,25 +361,40 @@ class Api:
         **options: _P.kwargs,
     ) -> _T:
         """Read long texts beside the event loop, and short ones at once."""
-        work_now = partial(work, *arguments, **options)
         if prompts.num_characters(asked) <= INLINE_CHARACTERS:
-            return work_now()
+            return work(*arguments, **options)
+        return await self._in_thread(work, *arguments, **options)
+
+    async def _in_thread(
+        self, work: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs
+    ) -> _T:
+        work_now = partial(work, *arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(self._worker.threads, work_now)
+
+    async def _compiled(self, structure: Structure | None) -> Structure | None:
+        """The same, once the engine's process has made a grammar of it.
+
+        Raises:
+            InvalidRequest: it cannot be kept, or takes too long to compile.
+        """
+        if structure is not None:
+            await self._worker.engine.compile(structure)
+        return structure
 
     async def _answer(
         self,
         request: Request,
         asked: CompletionRequest | ChatRequest,
         choices: list[Choice],
-        renderer: ChatRenderer | CompletionRenderer,
+        renderer: Renderer,
         started_at: float,
     ) -> Response:
         worker = self._worker
-        generation = Generation(worker.engine, worker.courier, worker.metrics, choices, started_at)
+        generation = Generation(worker.engine, worker.metrics, choices, started_at)
         generation.start()
         headers = {
             "x-request-id": choices[0].request.request_id.rpartition("-")[0],
-            "x-deepseek-model": worker.model_id,
+            **worker.identity(choices[0].request.adapter),
         }
         record = Record(
             request.scope["path"], headers["x-request-id"], generation, started_at, worker.pace
@@ -278,11 +405,12 @@ class Api:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, WorkerError)  # noqa: S101 - registered for it alone
-        status, body = error_answer(error)
-        headers = {"x-deepseek-model": self._worker.model_id}
+        status, body = error_answer(error, self._worker.degraded)
+        headers = self._worker.identity()
         if isinstance(error, QueueFull):
             stats = self._worker.engine.stats()
-            waiting = stats.num_waiting if stats else 0
+            # The requests that end elsewhere make room here too.
+            waiting = stats.num_waiting // self._worker.board.num_rows if stats else 0
             headers["retry-after"] = str(self._worker.pace.seconds_until_free(waiting))
         elif isinstance(error, Unavailable):
             headers["retry-after"] = str(RETRY_SECONDS)

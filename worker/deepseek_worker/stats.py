@@ -26,6 +26,10 @@ class EngineStats:
     num_steps: int
     num_preemptions: int
     num_out_of_memory_retries: int
+    num_out_of_memory_failures: int
+    """Requests that memory did not suffice for even alone."""
+    is_exhausted: bool
+    """Whether the last such requests failed one after another: retrying is used up."""
     num_non_finite_logits: int
     num_prompt_tokens: int
     """Of admitted requests, cached ones included."""

@@ -1,8 +1,8 @@
 """Text to token ids and back, and chat messages to a prompt, from the model's own files.
 
-Belongs to the server's side: nothing here runs on the engine's thread, and nothing needs torch.
-A folder brings tokenizer.json; a GGUF file brings vocabulary, merges and the name of its
-pre-tokenizer, from which the same tokenizer is built.
+API processes read and write text with it, the engine's process makes grammars of its tokens.
+Nothing here needs torch. A folder brings tokenizer.json; a GGUF file brings vocabulary, merges and
+the name of its pre-tokenizer, from which the same tokenizer is built.
 """
 
 import datetime
@@ -55,7 +55,15 @@ class Tokenizer:
         self.special_token_ids = frozenset(
             token_id for token_id, token in self._added.items() if token.special
         )
+        # Some models mark turns, thoughts and tool calls by tokens that are not called special.
+        self.marker_token_ids = self.special_token_ids | {
+            token_id
+            for token_id, token in self._added.items()
+            if token.content.startswith("<") and token.content.endswith(">")
+        }
         self._is_byte_level = "ByteLevel" in json.dumps(json.loads(fast.to_str())["decoder"])
+        self.chat_template = chat_template or ""
+        """Its text; empty where there is none."""
         self._template: jinja2.Template | None = None
         self._template_error: str | None = None
         if chat_template is not None:
@@ -63,11 +71,6 @@ class Tokenizer:
                 self._template = _environment().from_string(chat_template)
             except jinja2.TemplateError as error:
                 self._template_error = f"the model's chat template is broken: {error}"
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model's files bring a template, be it a broken one."""
-        return self._template is not None or self._template_error is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with the begin token where the model wants one."""
@@ -80,10 +83,6 @@ class Tokenizer:
         """Text of token ids; ids that no token has, such as padded rows, are empty."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
-
-    def token_text(self, token_id: int) -> str:
-        """One token as text; broken characters show as U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for; empty for ids that no token has."""

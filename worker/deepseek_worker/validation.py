@@ -16,15 +16,24 @@ from deepseek_worker.errors import InvalidRequest
 from deepseek_worker.openai import (
     ChatRequest,
     CompletionRequest,
+    FormatType,
+    FunctionType,
     GenerationRequest,
     Message,
+    NamedTool,
     Role,
+    StructuredOutputs,
+    ToolChoiceWord,
 )
-from deepseek_worker.sequence import SamplingParams
+from deepseek_worker.sequence import MAX_LOGIT_BIASES, SamplingParams
 
 MAX_PROMPTS = 1024
 MAX_STOPS = 16
-MAX_LOGIT_BIASES = 1024
+MAX_TOOLS = 128
+MAX_SCHEMA_BYTES = 128 << 10
+MAX_SCHEMA_DEPTH = 48
+MAX_GRAMMAR_BYTES = 64 << 10
+MAX_ALTERNATIVES = 1024
 
 # Fields that the engine cannot follow yet, and the values with which they ask for nothing.
 _NO_EFFECT_YET: dict[str, tuple[Any, ...]] = {
@@ -34,18 +43,14 @@ _NO_EFFECT_YET: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "moderation": (None,),
     "prediction": (None,),
-    "prompt_logprobs": (None,),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "store": (None, False),
     "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "verbosity": (None,),
     "web_search_options": (None,),
 }
 
-_Request = TypeVar("_Request", bound=GenerationRequest)
+_Request = TypeVar("_Request", bound=msgspec.Struct)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 
@@ -56,7 +61,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
     Raises:
         InvalidRequest: with the field, what was given and what is allowed.
     """
-    request = _decode(_completion_decoder, body)
+    request = decode(_completion_decoder, body)
     _check(request)
     if request.best_of not in (None, request.num_choices):
         raise InvalidRequest(
@@ -81,7 +86,17 @@ def parse_chat(body: bytes) -> ChatRequest:
     Raises:
         InvalidRequest: with the field, what was given and what is allowed.
     """
-    request = _decode(_chat_decoder, body)
+    request = decode(_chat_decoder, body)
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Refuse what no type can tell.
+
+    Raises:
+        InvalidRequest: with the field, what was given and what is allowed.
+    """
     _check(request)
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
@@ -97,7 +112,8 @@ def parse_chat(body: bytes) -> ChatRequest:
             "'top_logprobs' needs 'logprobs' to be true.", "top_logprobs", "invalid_value"
         )
     _check_messages(request.messages)
-    return request
+    _check_turn(request)
+    _check_tools(request)
 
 
 def sampling_params(
@@ -124,6 +140,8 @@ def sampling_params(
     stop_token_ids = tuple(request.stop_token_ids or ())
     check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
     echoes = isinstance(request, CompletionRequest) and request.echo
+    wanted = (request.prompt_logprobs, request.wanted_logprobs if echoes else None)
+    prompt_logprobs = max((number for number in wanted if number is not None), default=None)
     return SamplingParams(
         temperature=_or(request.temperature, 1.0),
         top_p=_or(request.top_p, 1.0),
@@ -135,7 +153,7 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(request.ignore_eos),
         logprobs=request.wanted_logprobs,
-        prompt_logprobs=request.wanted_logprobs if echoes else None,
+        prompt_logprobs=prompt_logprobs,
         presence_penalty=_or(request.presence_penalty, 0.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         repetition_penalty=_or(request.repetition_penalty, 1.0),
@@ -203,6 +221,13 @@ def _check(request: GenerationRequest) -> None:
         raise InvalidRequest(
             "'stream_options' needs 'stream' to be true.", "stream_options", "invalid_value"
         )
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest(
+            "'prompt_logprobs' comes with whole answers only; set 'stream' to false.",
+            "prompt_logprobs",
+            "invalid_value",
+        )
+    _check_structure(request)
     stops = request.stop_strings
     if len(stops) > MAX_STOPS or "" in stops:
         raise InvalidRequest(
@@ -211,6 +236,168 @@ def _check(request: GenerationRequest) -> None:
             "stop",
             "invalid_value",
         )
+
+
+def _check_structure(request: GenerationRequest) -> None:
+    given, form = request.structured_outputs, request.response_format
+    is_free = form is None or form.type == "text"
+    if given is None and is_free:
+        return
+    if given is not None and not is_free:
+        raise InvalidRequest(
+            "Give 'response_format' or 'structured_outputs', not both.",
+            "structured_outputs",
+            "invalid_value",
+        )
+    refuse_min_tokens(request)
+    if given is not None:
+        _check_structured_outputs(given)
+    elif form is not None and form.type == "json_schema":
+        if form.json_schema is None:
+            raise InvalidRequest(
+                "Missing required parameter: 'response_format.json_schema'.",
+                "response_format.json_schema",
+                "missing_required_parameter",
+            )
+        _check_schema(form.json_schema.schema or {}, "response_format.json_schema.schema")
+
+
+def refuse_min_tokens(request: GenerationRequest) -> None:
+    """Refuse to keep an answer going that a grammar ends.
+
+    Raises:
+        InvalidRequest: `min_tokens` is given.
+    """
+    if request.min_tokens:
+        raise InvalidRequest(
+            "'min_tokens' cannot be combined with a structure of the answer, which decides where "
+            "it ends; leave it out.",
+            "min_tokens",
+            "invalid_value",
+        )
+
+
+def _check_structured_outputs(given: StructuredOutputs) -> None:
+    if len(given.kinds) != 1:
+        raise InvalidRequest(
+            "Invalid 'structured_outputs': expected one of json, json_object, regex, choice and "
+            f"grammar, got {', '.join(given.kinds) or 'none'}.",
+            "structured_outputs",
+            "invalid_value",
+        )
+    if given.json is not None:
+        try:
+            schema = given.json_schema
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"Invalid 'structured_outputs.json': expected a JSON schema, got "
+                f"{shown(given.json)}: {error}.",
+                "structured_outputs.json",
+                "invalid_value",
+            ) from None
+        _check_schema(schema, "structured_outputs.json")
+    if given.choice is not None and not (
+        1 <= len(given.choice) <= MAX_ALTERNATIVES and all(given.choice)
+    ):
+        raise InvalidRequest(
+            f"Invalid 'structured_outputs.choice': expected 1 to {MAX_ALTERNATIVES} texts, none "
+            f"of them empty, got {shown(given.choice)}.",
+            "structured_outputs.choice",
+            "invalid_value",
+        )
+    for text in (given.regex or "", given.grammar or "", "".join(given.choice or ())):
+        if (num_bytes := len(text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
+            (kind,) = given.kinds
+            raise InvalidRequest(
+                f"Invalid 'structured_outputs.{kind}': it has {num_bytes} bytes, "
+                f"{MAX_GRAMMAR_BYTES} are allowed.",
+                f"structured_outputs.{kind}",
+                "invalid_value",
+            )
+
+
+def _check_schema(schema: dict[str, Any], param: str) -> None:
+    num_bytes = len(msgspec.json.encode(schema))
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise InvalidRequest(
+            f"Invalid '{param}': the schema has {num_bytes} bytes, {MAX_SCHEMA_BYTES} are allowed.",
+            param,
+            "invalid_value",
+        )
+    depth = 0
+    level: list[Any] = [schema]
+    while level := [
+        child
+        for value in level
+        for child in (value.values() if isinstance(value, dict) else value)
+        if isinstance(child, dict | list)
+    ]:
+        depth += 1
+        if depth > 2 * MAX_SCHEMA_DEPTH:
+            raise InvalidRequest(
+                f"Invalid '{param}': the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels.",
+                param,
+                "invalid_value",
+            )
+
+
+def _check_turn(request: ChatRequest) -> None:
+    if not request.continue_final_message:
+        return
+    if request.add_generation_prompt:
+        raise InvalidRequest(
+            "'continue_final_message' and 'add_generation_prompt' contradict each other; set one "
+            "of them to false.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    last = request.messages[-1]
+    if last.role != "assistant" or not last.content or last.tool_calls:
+        raise InvalidRequest(
+            "'continue_final_message' needs a last message of the role 'assistant' with some "
+            f"content and no tool calls, got one of the role '{last.role}'.",
+            "continue_final_message",
+            "invalid_value",
+        )
+
+
+def _check_tools(request: ChatRequest) -> None:
+    tools = request.tools or []
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"Invalid 'tools': {len(tools)} tools, {MAX_TOOLS} are allowed.",
+            "tools",
+            "invalid_value",
+        )
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        name = tool.function.name
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            raise InvalidRequest(
+                f"Invalid 'tools[{at}].function.name': expected 1 to 64 letters, digits, "
+                f"underscores and dashes, got {shown(name)}.",
+                f"tools[{at}].function.name",
+                "invalid_value",
+            )
+        if name in names:
+            raise InvalidRequest(
+                f"Invalid 'tools[{at}].function.name': another tool is called {shown(name)} too.",
+                f"tools[{at}].function.name",
+                "invalid_value",
+            )
+        names.add(name)
+        _check_schema(tool.function.parameters or {}, f"tools[{at}].function.parameters")
+    if request.must_call and not request.callable_tools:
+        wanted = request.tool_choice
+        what = shown(wanted.function.name) if isinstance(wanted, NamedTool) else "a tool"
+        raise InvalidRequest(
+            f"Invalid 'tool_choice': it asks for {what}; 'tools' has "
+            f"{', '.join(sorted(names)) or 'none'}.",
+            "tool_choice",
+            "invalid_value",
+        )
+    if request.must_call or any(tool.function.strict for tool in request.callable_tools):
+        refuse_min_tokens(request)
 
 
 def _check_messages(messages: list[Message]) -> None:
@@ -267,7 +454,12 @@ def _check_parts(parts: list[dict[str, Any]], where: str) -> None:
             )
 
 
-def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
+def decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
+    """Read a body.
+
+    Raises:
+        InvalidRequest: with the field, what was given and what is allowed.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -293,7 +485,7 @@ def _invalid(error: str, body: bytes, kind: Any) -> InvalidRequest:
     expected = said.partition(", got ")[0].replace("`", "")
     expected = expected[:1].lower() + expected[1:]
     if said.startswith("Invalid enum value"):
-        expected = f"expected one of {', '.join(get_args(Role))}"
+        expected = f"expected one of {', '.join(_words_at(path))}"
     if not path:
         return InvalidRequest(f"Invalid body: {expected}.", code="invalid_type")
     param = path.replace("[...]", "")
@@ -302,6 +494,17 @@ def _invalid(error: str, body: bytes, kind: Any) -> InvalidRequest:
     except (ValueError, RecursionError):
         given = "what is followed by no JSON"
     return InvalidRequest(f"Invalid '{param}': {expected}, got {given}.", param, "invalid_value")
+
+
+def _words_at(path: str) -> tuple[str, ...]:
+    """The words that are allowed where a path leads to."""
+    words = {
+        "role": Role,
+        "tool_choice": ToolChoiceWord,
+        "format.type": FormatType,
+        "type": FunctionType,
+    }
+    return get_args(next(kind for end, kind in words.items() if path.endswith(end)))
 
 
 def _at(value: Any, path: str) -> Any:

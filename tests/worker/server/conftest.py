@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,16 +17,25 @@ from typing import Any
 import httpx
 import pytest
 import uvloop
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from deepseek_worker.admission import Limits
+from deepseek_worker.api_process import Server, api_worker, uvicorn_config
+from deepseek_worker.board import WARM, Board, create_board
+from deepseek_worker.client import EngineClient
 from deepseek_worker.config import EngineConfig, ServerConfig
 from deepseek_worker.connections import ConnectionLimits
 from deepseek_worker.driver import EngineThread
 from deepseek_worker.errors import InvalidRequest, QueueFull, RequestTooLarge, TemplateError
+from deepseek_worker.grammar import GrammarCompiler
 from deepseek_worker.prompts import Model
 from deepseek_worker.sequence import Output, Request, TokenLogprobs
-from deepseek_worker.serve import Server, _uvicorn_config, _worker
 from deepseek_worker.server import Worker
 from deepseek_worker.stats import EngineStats
+from deepseek_worker.switchboard import Switchboard
+
+# For the programs of the local cluster, promtool among them.
+sys.path[:0] = [str(Path(__file__).parents[3] / "tools"), str(Path(__file__).parent)]
 
 END = 256
 PAGE_TOKENS = 16
@@ -36,8 +46,11 @@ class ByteTokenizer:
 
     vocab_size = 257
     special_token_ids = frozenset({END})
+    marker_token_ids = frozenset({END})
     eos_token_ids = frozenset({END})
-    has_chat_template = True
+
+    def __init__(self, chat_template: str = "") -> None:
+        self.chat_template = chat_template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -45,12 +58,24 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return b"<end>" if token_id == END else bytes([token_id])
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> str:
         roles = [message["role"] for message in messages]
         if any(a == b == "user" for a, b in itertools.pairwise(roles)):
             raise TemplateError("Conversation roles must alternate user/assistant")
         turns = "".join(f"<{turn['role']}>{turn['content']}\n" for turn in messages)
-        return turns + json.dumps(options, sort_keys=True) + "<assistant>"
+        if tools:
+            turns = json.dumps(tools) + turns
+        if not add_generation_prompt:
+            return turns
+        thought = "<think>\n" if "</think>" in self.chat_template else ""
+        return turns + json.dumps(options, sort_keys=True) + "<assistant>" + thought
 
 
 class ScriptedEngine:
@@ -74,6 +99,11 @@ class ScriptedEngine:
         self._running: dict[str, tuple[Request, Iterator[int], list[int]]] = {}
         self._steps = self._prompt_tokens = self._tokens = 0
 
+    @property
+    def limits(self) -> Limits:
+        queued = self.max_unfinished - self.max_running
+        return Limits(self.max_context_tokens, self.max_running, 256, queued)
+
     def validate(self, request: Request, num_unfinished: int = 0) -> None:
         if not request.prompt_token_ids:
             raise InvalidRequest("the prompt is empty")
@@ -96,6 +126,9 @@ class ScriptedEngine:
 
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
+
+    def spare_seconds(self) -> float:
+        return 0.0
 
     def step(self) -> list[Output]:
         time.sleep(self.step_seconds)
@@ -129,6 +162,8 @@ class ScriptedEngine:
             num_steps=self._steps,
             num_preemptions=0,
             num_out_of_memory_retries=0,
+            num_out_of_memory_failures=0,
+            is_exhausted=False,
             num_non_finite_logits=0,
             num_prompt_tokens=self._prompt_tokens,
             num_generated_tokens=self._tokens,
@@ -151,10 +186,17 @@ class ScriptedEngine:
                 request.request_id, finish_reason="length", prompt_logprobs=prompt_logprobs
             )
         token = next(script, END)
+        guide = request.guide
+        bits = guide.allowed_tokens() if guide else None
+        if bits is not None and not bits[token // 8] >> token % 8 & 1:
+            # As a model does: something else that is allowed, of which the script cannot know.
+            token = next(t for t in range(self.vocab_size) if bits[t // 8] >> t % 8 & 1)
         past.append(token)
         self._tokens += 1
         finish_reason = None
-        if token == END:
+        if guide:
+            guide.advance(token)
+        if token == END or (guide and guide.is_finished):
             finish_reason = "stop"
         elif len(past) == sampling.max_tokens:
             finish_reason = "length"
@@ -184,6 +226,39 @@ def _logprobs(token: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(token, -0.5, 1, top)
 
 
+class Telephone:
+    """An engine with its thread and its switchboard, in threads of this process."""
+
+    def __init__(self, engine: Any, tokenizer: Any = None, *, loads: bool = True) -> None:
+        self.control, theirs = socket.socketpair()
+        self._may_load = threading.Event()
+        if loads:
+            self._may_load.set()
+
+        def load(report: Callable[[float], None]) -> tuple[Any, GrammarCompiler | None]:
+            self._may_load.wait()
+            return engine, GrammarCompiler(tokenizer, engine.vocab_size) if tokenizer else None
+
+        self.switchboard = Switchboard(load, theirs)
+        self.driver = self.switchboard.engine
+        self._thread = threading.Thread(target=self.switchboard.run, daemon=True)
+        self._thread.start()
+
+    def line(self) -> socket.socket:
+        """Connect one more API process."""
+        ours, engines = socket.socketpair()
+        with engines:
+            socket.send_fds(self.control, [b"a"], [engines.fileno()])
+        return ours
+
+    def close(self) -> None:
+        self._may_load.set()
+        self.control.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.driver.stop()
+
+
 class Running:
     """A server and its engine, in threads of this process."""
 
@@ -192,7 +267,7 @@ class Running:
         self.config = ServerConfig(
             **{"served_model_name": "tiny", "model_id": "tiny-v1", "port": 0, **options}
         )
-        self.driver = EngineThread(lambda report: engine)
+        self.telephone: Telephone
         self.worker: Worker
         self.limits = ConnectionLimits(
             self.config.connection_max_requests, self.config.connection_max_seconds
@@ -250,6 +325,10 @@ class Running:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
 
+    @property
+    def driver(self) -> EngineThread:
+        return self.telephone.driver
+
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
@@ -277,36 +356,48 @@ class Running:
 
 @contextmanager
 def running(
-    engine: ScriptedEngine | None = None, *, loaded: bool = True, **options: Any
+    engine: ScriptedEngine | None = None,
+    *,
+    loaded: bool = True,
+    chat_template: str = "",
+    tokenizer: Any = None,
+    follows_grammars: bool = True,
+    lora: tuple[str, ...] = (),
+    **options: Any,
 ) -> Iterator[Running]:
+    tokenizer = tokenizer or ByteTokenizer(chat_template)
     here = Running(engine or ScriptedEngine(), **options)
     listener = socket.create_server(("127.0.0.1", 0))
     here.port = listener.getsockname()[1]
     up = threading.Event()
     here_server: list[Server] = []
 
+    board = Board(create_board(1), 1)
+    here.telephone = Telephone(here.engine, tokenizer if follows_grammars else None, loads=loaded)
+
     async def serve() -> None:
-        here.worker = _worker(here.driver, EngineConfig(model=Path("tiny")), here.config)
+        client = EngineClient(board, time.time())
+        await client.connect(here.telephone.line())
+        here.worker = api_worker(
+            client, board, EngineConfig(model=Path("tiny"), lora=lora), here.config, time.time()
+        )
         if loaded:
-            here.worker.model = Model(
-                ByteTokenizer(),  # type: ignore[arg-type]
-                here.engine.max_context_tokens,
-                here.engine.vocab_size,
-                "cpu",
-            )
-            here.worker.is_warm = True
-        server = Server(_uvicorn_config(here.worker, here.limits))
+            facts = await client.wait_until_loaded()
+            limit = facts.limits.max_context_tokens
+            here.worker.model = Model(tokenizer, limit, facts.vocab_size, facts.device)
+            board.set(WARM, 1)
+        server = Server(uvicorn_config(here.worker, here.limits))
         here_server.append(server)
         up.set()
-        await server.serve(sockets=[listener])
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            client.close()
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve())
 
-    if loaded:
-        here.driver.start()
-        here.driver.wait_until_loaded(5)
     thread = threading.Thread(target=run)
     thread.start()
     assert up.wait(5)
@@ -317,14 +408,48 @@ def running(
         here.engine.gate.set()
         here_server[0].should_exit = True
         thread.join(10)
-        if loaded:
-            here.driver.stop()
+        here.telephone.close()
+
+
+@pytest.fixture(scope="session")
+def worker(trained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from worker_process import Process
+
+    process = Process(
+        trained_model,
+        tmp_path_factory.mktemp("worker"),
+        "--max-context-tokens=512",
+        # Room for about four requests of the longest kind: clients have to wait for pages.
+        "--kv-cache-bytes=100000000",
+        "--max-batch-tokens=256",
+    )
+    process.wait_until_ready()
+    yield process
+    assert process.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def quick_model(make_checkpoint: Any) -> Path:
+    """A tiny random model with a token for each byte: loaded at once, and it never ends."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder, _ = make_checkpoint(vocab_size=256, max_position_embeddings=100_000)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @pytest.fixture
 def scripted() -> SimpleNamespace:
     """For tests that need an engine or a server of their own."""
-    return SimpleNamespace(Engine=ScriptedEngine, running=running, END=END)
+    return SimpleNamespace(Engine=ScriptedEngine, Telephone=Telephone, running=running, END=END)
+
+
+@pytest.fixture(scope="module")
+def scripted_module() -> SimpleNamespace:
+    """The same for servers that many tests share."""
+    return SimpleNamespace(Engine=ScriptedEngine, Telephone=Telephone, running=running, END=END)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,13 @@
 """Connections end after some requests or some time, and never within an answer."""
 
+import gc
 import re
 import socket
+import struct
 import time
 from typing import Any
+
+import pytest
 
 
 def ask(api: Any, connection: socket.socket, **body: Any) -> tuple[bytes, bytes]:
@@ -92,3 +96,34 @@ def test_a_connection_on_which_nobody_asks_is_closed(scripted: Any) -> None:
             assert silent.recv(1) == b""
             assert slow.recv(1) == b""
             assert ask(api, used)
+
+
+def test_open_connections_are_counted_so_that_an_end_can_wait_for_them(scripted: Any) -> None:
+    with scripted.running() as api:
+        with api.connect() as one, api.connect() as two:
+            ask(api, one)
+            ask(api, two)
+            assert api.limits.num_open == 2
+
+        api.wait_until(lambda: api.limits.num_open == 0)
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_nothing_is_kept_of_a_connection_that_is_gone(scripted: Any, is_reset: bool) -> None:
+    def num_kept() -> int:
+        return sum(type(kept).__name__ == "AgeingProtocol" for kept in gc.get_objects())
+
+    with scripted.running() as api:
+        gc.collect()
+        before = num_kept()
+        for _ in range(5):
+            with api.connect() as connection:
+                ask(api, connection)
+                if is_reset:
+                    # To linger for no time resets the connection when it is closed.
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        api.wait_until(lambda: api.limits.num_open == 0)
+
+        # Long before its timers would let go of it; gathered, for a stack may refer to itself.
+        api.wait_until(lambda: gc.collect() >= 0 and num_kept() <= before)

@@ -1,16 +1,17 @@
 """Outputs from the engine's thread to pieces of text, without HTTP."""
 
 import asyncio
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from deepseek_worker.board import Board, create_board
+from deepseek_worker.client import EngineClient
 from deepseek_worker.detokenizer import Detokenizer
-from deepseek_worker.driver import EngineThread
 from deepseek_worker.errors import Draining, QueueFull, Unavailable, WorkerError
-from deepseek_worker.generation import Choice, ClientGone, Courier, Generation, Inbox, Piece
+from deepseek_worker.generation import Choice, ClientGone, Generation, Piece
 from deepseek_worker.metrics import Metrics
 from deepseek_worker.sequence import Output, Request, SamplingParams
 
@@ -32,28 +33,39 @@ async def collect(generation: Generation) -> dict[int, Piece]:
     return whole
 
 
-def generate(engine: Any, *choices: Choice, then: Callable[[Generation], Any]) -> Any:
+@pytest.fixture
+def generate(scripted: Any) -> Callable[..., Any]:
     """Start the choices on a scripted engine, and do something with them."""
 
-    async def run() -> Any:
-        driver = EngineThread(lambda _: engine)
-        driver.start()
-        driver.wait_until_loaded(5)
-        courier = Courier(asyncio.get_running_loop())
-        generation = Generation(driver, courier, Metrics(driver), list(choices), 0.0)
+    def run(engine: Any, *choices: Choice, then: Callable[[Generation], Any]) -> Any:
+        telephone = scripted.Telephone(engine)
+
+        async def talk() -> Any:
+            board = Board(create_board(1), 1)
+            client = EngineClient(board, time.time())
+            await client.connect(telephone.line())
+            await client.wait_until_loaded()
+            generation = Generation(client, Metrics(client, board), list(choices), 0.0)
+            try:
+                generation.start()
+                return await then(generation)
+            finally:
+                generation.close()
+                await client.drain(5)
+                assert board.num_unfinished == 0
+                client.close()
+
         try:
-            generation.start()
-            return await then(generation)
+            return asyncio.run(talk())
         finally:
-            generation.close()
-            await asyncio.to_thread(driver.stop)
+            telephone.close()
             assert not engine.has_work()
-            assert not driver._callbacks
+            assert not telephone.driver._callbacks
 
-    return asyncio.run(run())
+    return run
 
 
-def test_answers_grow_side_by_side(scripted: Any) -> None:
+def test_answers_grow_side_by_side(scripted: Any, generate: Any) -> None:
     engine = scripted.Engine()
     engine.reply = lambda request: b"abcd" if request.request_id == "r0" else b"xy"
 
@@ -65,18 +77,18 @@ def test_answers_grow_side_by_side(scripted: Any) -> None:
     }
 
 
-def test_tokens_are_counted_by_prompt_and_answer(scripted: Any) -> None:
-    async def then(generation: Generation) -> tuple[int, int, int]:
+def test_tokens_are_counted_by_prompt_and_answer(scripted: Any, generate: Any) -> None:
+    async def then(generation: Generation) -> tuple[int, ...]:
         await collect(generation)
         return generation.num_tokens()
 
     twice = choice(1)
     twice.prompt = 0
 
-    assert generate(scripted.Engine(), choice(0), twice, choice(2), then=then) == (4, 12, 0)
+    assert generate(scripted.Engine(), choice(0), twice, choice(2), then=then) == (4, 12, 0, 0)
 
 
-def test_a_stop_string_ends_the_engine_s_work_too(scripted: Any) -> None:
+def test_a_stop_string_ends_the_engine_s_work_too(scripted: Any, generate: Any) -> None:
     engine = scripted.Engine()
     engine.step_seconds = 0.01
 
@@ -86,7 +98,7 @@ def test_a_stop_string_ends_the_engine_s_work_too(scripted: Any) -> None:
     assert engine.stats().num_generated_tokens < 20
 
 
-def test_a_reader_whose_client_is_gone_is_sent_away(scripted: Any) -> None:
+def test_a_reader_whose_client_is_gone_is_sent_away(scripted: Any, generate: Any) -> None:
     engine = scripted.Engine()
     engine.gate.clear()
 
@@ -106,7 +118,7 @@ def test_a_reader_whose_client_is_gone_is_sent_away(scripted: Any) -> None:
     [("OutOfMemory", Unavailable), ("EngineFailed", Unavailable), ("NonFiniteLogits", WorkerError)],
 )
 def test_an_answer_that_fails_ends_all_of_its_request(
-    scripted: Any, reason: str, expected: type[WorkerError]
+    scripted: Any, generate: Any, reason: str, expected: type[WorkerError]
 ) -> None:
     engine = scripted.Engine()
     engine.fault = lambda request: (
@@ -121,7 +133,7 @@ def test_an_answer_that_fails_ends_all_of_its_request(
     assert type(failure.value) is expected
 
 
-def test_an_answer_that_a_shutdown_ends_says_so(scripted: Any) -> None:
+def test_an_answer_that_a_shutdown_ends_says_so(scripted: Any, generate: Any) -> None:
     engine = scripted.Engine()
     engine.fault = lambda request: Output(request.request_id, finish_reason="abort")
 
@@ -129,7 +141,7 @@ def test_an_answer_that_a_shutdown_ends_says_so(scripted: Any) -> None:
         generate(engine, choice(), then=collect)
 
 
-def test_what_cannot_be_started_whole_is_not_started(scripted: Any) -> None:
+def test_what_cannot_be_started_whole_is_not_started(scripted: Any, generate: Any) -> None:
     engine = scripted.Engine()
     engine.max_unfinished = 1
     engine.max_running = 0
@@ -145,32 +157,3 @@ def test_the_end_token_is_counted_and_not_shown(scripted: Any) -> None:
     piece = answer.accept(output)
 
     assert (piece.text, piece.finish_reason, answer.num_tokens) == ("a", "stop", 2)
-
-
-def test_many_outputs_wake_the_loop_once() -> None:
-    async def run() -> tuple[int, list[str]]:
-        loop = asyncio.get_running_loop()
-        wakes = 0
-        original = loop.call_soon_threadsafe
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            nonlocal wakes
-            wakes += 1
-            return original(*arguments, **options)
-
-        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
-        courier, inbox = Courier(loop), Inbox()
-
-        def step() -> None:
-            for number in range(100):
-                courier.post(inbox, Output(str(number)))
-
-        thread = threading.Thread(target=step)
-        thread.start()
-        thread.join()
-        return wakes, [output.request_id for output in await inbox.take()]
-
-    wakes, seen = asyncio.run(run())
-
-    assert wakes == 1
-    assert seen == [str(number) for number in range(100)]

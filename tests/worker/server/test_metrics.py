@@ -7,12 +7,14 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from deepseek_contract.metrics import WORKER_METRICS
+from cluster import programs
+from deepseek_contract.metrics import VLLM_ALIASES, WORKER_METRICS
 
 
 def check(text: str) -> None:
+    promtool = programs.ensure(["promtool"])["promtool"]
     result = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     families = [family.name for family in text_string_to_metric_families(text)]
@@ -95,3 +97,39 @@ def test_waiting_requests_are_demand(api: Any) -> None:
 
     # Eight times sixteen pages over a pool of 64.
     assert demand == 200
+
+
+def test_vllm_s_names_are_there_when_asked_for(scripted: Any) -> None:
+    with scripted.running(metrics_aliases="vllm") as server:
+        server.complete(max_tokens=3)
+        server.chat(max_tokens=2)
+        server.wait_until_idle()
+        text = server.get("/metrics").text
+
+    values = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    labels = (("engine", "0"), ("model_name", "tiny"))
+    assert values["vllm:num_requests_running", *labels] == 0
+    assert values["vllm:kv_cache_usage_perc", *labels] == 0
+    assert values["vllm:generation_tokens_total", *labels] == 5
+    assert values["vllm:prompt_tokens_total", *labels] == values["deepseek_prompt_tokens_total",]
+    length = (labels[0], ("finished_reason", "length"), labels[1])
+    assert values["vllm:request_success_total", *length] == 2
+    assert values["vllm:time_to_first_token_seconds_count", *labels] == 2
+    named = {family.name for family in text_string_to_metric_families(text)}
+    assert {alias.removesuffix("_total") for alias, _ in VLLM_ALIASES} <= named
+    # Every bucket of ours is one of theirs.
+    ours = re.findall(r'deepseek_inter_token_latency_seconds_bucket{le="(.*?)"}', text)
+    theirs = re.findall(r'vllm:inter_token_latency_seconds_bucket{.*?le="(.*?)".*?}', text)
+    assert ours == theirs
+
+
+def test_vllm_s_names_wait_for_the_engine_too(scripted: Any) -> None:
+    with scripted.running(loaded=False, metrics_aliases="vllm") as server:
+        text = server.get("/metrics").text
+
+    assert "vllm:request_success_total" in text
+    assert "vllm:num_requests_running" not in text

@@ -10,7 +10,7 @@ from deepseek_worker.sequence import TokenLogprobs
 from deepseek_worker.validation import parse_chat, parse_completion
 
 HEAD = Head("id-1", 7, "model-1")
-USAGE = usage(1, 2, 0)
+USAGE = usage(1, 2, 0, 0)
 
 
 def token(value: int) -> bytes:

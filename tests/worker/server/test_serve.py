@@ -1,13 +1,9 @@
 """The whole worker as a process: start, answers of the trained model, drain, end."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,117 +12,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+import torch
+from tokenizers import Tokenizer
+from worker_process import MODEL_ID, NAME, Process, chat
 
 from deepseek_worker.main import run
 
-# Starting Python with torch alone takes most of a minute where many tests share two processors.
-SLOW_START_SECONDS = 200
 pytestmark = pytest.mark.timeout(300)
-NAME, MODEL_ID = "smollm2", "SmolLM2-135M-Instruct"
-
-
-class Process:
-    """`deepseek-worker serve` with the trained model."""
-
-    def __init__(self, model: Path, folder: Path, *flags: str) -> None:
-        self.last_words = folder / "termination-log"
-        self.last_words.touch()
-        self.log = folder / "log"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [
-            sys.executable, "-m", "deepseek_worker.main", "serve", f"--model={model}",
-            f"--served-model-name={NAME}", f"--model-id={MODEL_ID}", "--host=127.0.0.1",
-            f"--port={self.port}", "--device=cpu", *flags,
-        ]  # fmt: skip
-        environment = {
-            **os.environ,
-            "TERMINATION_MESSAGE_PATH": str(self.last_words),
-            "OMP_NUM_THREADS": "1",
-        }
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stderr=log, env=environment)
-        self.client = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    def health(self, kind: str) -> tuple[int | None, dict[str, Any]]:
-        try:
-            response = self.client.get(f"/health/{kind}")
-        except httpx.TransportError:
-            return None, {}
-        return response.status_code, response.json()
-
-    def wait_until_ready(self) -> list[dict[str, Any]]:
-        """Wait, and tell what /health/ready said on the way."""
-        said = []
-        deadline = time.monotonic() + SLOW_START_SECONDS
-        while (answer := self.health("ready"))[0] != 200:
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, said
-            if answer[0] is not None:
-                said.append(answer[1])
-            time.sleep(0.05)
-        return said
-
-    def metric(self, name: str) -> float:
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in lines
-            if line.partition(" ")[0].partition("{")[0] == name
-        )
-
-    def idle_pages(self) -> float:
-        """Pages that a request could have, once nothing runs."""
-        deadline = time.monotonic() + 60
-        while self.metric("deepseek_requests_running") + self.metric("deepseek_requests_waiting"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        text = self.client.get("/metrics").text
-        pages = {
-            state: float(line.rpartition(" ")[2])
-            for line in text.splitlines()
-            for state in ("free", "cached", "held")
-            if line.startswith(f'deepseek_kv_pages{{state="{state}"}}')
-        }
-        assert pages["held"] == 0
-        return pages["free"] + pages["cached"]
-
-    def stop(self) -> int:
-        self.client.close()
-        self.openai.close()
-        if self.process.poll() is None:
-            self.process.terminate()
-        return self.process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def worker(trained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    process = Process(
-        trained_model,
-        tmp_path_factory.mktemp("worker"),
-        "--max-context-tokens=512",
-        # Room for about four requests of the longest kind: clients have to wait for pages.
-        "--kv-cache-bytes=100000000",
-        "--max-batch-tokens=256",
-    )
-    process.wait_until_ready()
-    yield process
-    assert process.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def quick_model(make_checkpoint: Any) -> Path:
-    """A tiny random model with a token for each byte: loaded at once, and it never ends."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({token: at for at, token in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    folder, _ = make_checkpoint(vocab_size=256, max_position_embeddings=100_000)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture
@@ -135,12 +27,6 @@ def last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.touch()
     monkeypatch.setenv("TERMINATION_MESSAGE_PATH", str(path))
     return path
-
-
-def chat(worker: Process, content: str, **options: Any) -> Any:
-    messages = [{"role": "user", "content": content}]
-    options = {"temperature": 0, "max_tokens": 30, **options}
-    return worker.openai.chat.completions.create(model=NAME, messages=messages, **options)
 
 
 def test_a_model_that_is_not_there_ends_the_start(tmp_path: Path, last_words: Path) -> None:
@@ -216,13 +102,20 @@ def test_a_worker_loads_answers_drains_and_ends(trained_model: Path, tmp_path: P
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             ready, live = other.get("/health/ready"), other.get("/health/live")
-            refused = other.post("/v1/completions", json={"model": NAME, "prompt": "x"})
+            # Who kept a connection does not know yet, and may ask for a moment.
+            last = {"model": NAME, "prompt": "x", "max_tokens": 1}
+            accepted = refused = other.post("/v1/completions", json=last)
+            while refused.status_code == 200:
+                assert refused.headers["connection"] == "close"
+                assert time.monotonic() < deadline
+                refused = other.post("/v1/completions", json=last)
 
         # The answer that was under way is complete, whatever the signal.
         chunks = [json.loads(line.removeprefix("data: ")) for line in [first, *rest.result()[:-1]]]
 
     assert ready.json()["phase"] == "draining"
     assert live.status_code == 200
+    assert accepted.status_code == 200
     assert (refused.status_code, refused.headers["connection"]) == (503, "close")
     assert refused.headers["retry-after"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
@@ -250,6 +143,49 @@ def test_what_takes_longer_than_the_drain_is_told_so(quick_model: Path, tmp_path
     assert last[1] == "data: [DONE]"
     assert process.process.wait(60) == 0
     process.stop()
+
+
+def test_adapters_are_served_beside_their_model(
+    quick_model: Path, make_adapter: Any, merge: Any, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(quick_model)
+    tokenizer = Tokenizer.from_file(str(quick_model / "tokenizer.json"))
+    adapter = make_adapter(model)
+    process = Process(quick_model, tmp_path, f"--lora=terse={adapter}", "--max-context-tokens=99")
+    process.wait_until_ready()
+
+    with ThreadPoolExecutor() as pool:
+        asked = {"prompt": "Hello", "max_tokens": 12, "temperature": 0}
+        answers = {
+            name: pool.submit(process.openai.completions.create, model=name, **asked)
+            for name in ("terse", NAME)
+        }
+        texts = {name: answer.result().choices[0].text for name, answer in answers.items()}
+    listed = [card.id for card in process.openai.models.list().data]
+    with pytest.raises(openai.NotFoundError):
+        process.openai.completions.create(model="other", **asked)
+
+    assert process.stop() == 0
+    assert listed == [NAME, MODEL_ID, "terse"]
+    for name, wanted in ((NAME, model), ("terse", merge(model, adapter, 2.0))):
+        tokens = tokenizer.encode("Hello").ids
+        with torch.inference_mode():
+            for _ in range(12):
+                tokens.append(int(wanted(torch.tensor([tokens])).logits[0, -1].argmax()))
+        assert texts[name] == tokenizer.decode(tokens[5:])
+    assert texts["terse"] != texts[NAME]
+
+
+def test_an_adapter_that_is_not_there_ends_the_start(
+    quick_model: Path, tmp_path: Path, last_words: Path
+) -> None:
+    code = run(["serve", f"--model={quick_model}", f"--lora=a={tmp_path / 'x'}", "--port=0"])
+
+    words = json.loads(last_words.read_text())
+    assert (code, words["reason"]) == (3, "ModelNotFound")
+    assert f"adapter 'a': {tmp_path / 'x'} does not exist" in words["message"]
 
 
 @pytest.mark.model

@@ -1,7 +1,7 @@
-"""Attention over pages, in torch: the form that runs everywhere.
+"""Attention over pages: what a decoder needs of it, and the form in torch that runs everywhere.
 
-`TorchAttention.plan` turns a step's sequences into groups once; `write` and `attend` then run
-for every layer on what the plan holds. A group is either
+`layers/paged.py` is the form for GPUs. `TorchAttention.plan` turns a step's sequences into groups
+once; `write` and `attend` then run for every layer on what the plan holds. A group is either
 
 - decoding sequences of similar length: their pages are gathered side by side, padded to the
   longest and masked; the query heads of one KV head are the rows of one small matrix, so that
@@ -11,16 +11,36 @@ for every layer on what the plan holds. A group is either
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from deepseek_worker.layers.rope import rotate
+from deepseek_worker.layers.rope import Rope, rotate
 from deepseek_worker.memory.pool import KvPool
 
 # Pages of padding that cost less than computing one more group.
 MAX_PADDING_PAGES = 16
+
+
+Plan_contra = TypeVar("Plan_contra", contravariant=True)
+
+
+class Attention(Protocol[Plan_contra]):
+    """What the layers of a decoder do with their queries, keys and values in one step."""
+
+    def write(self, layer: int, qkv: Tensor, plan: Plan_contra) -> None:
+        """Rotate queries in place, and store rotated keys, and values, in the pages.
+
+        Args:
+            layer: Index of the decoder layer.
+            qkv: `[tokens, (heads + 2 * kv_heads) * head_dim]`.
+            plan: Of this step: positions, pages and which rows belong together.
+        """
+
+    def attend(self, layer: int, qkv: Tensor, plan: Plan_contra) -> Tensor:
+        """Attend with the written step's queries; returns `[tokens, heads * head_dim]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +60,8 @@ class Group:
     num_sequences: int
     context: int
     """Keys to attend to, padding included; 0 for a first chunk, which needs no pages."""
-    pages: tuple[Tensor, ...]
-    """For each layer, the pages to gather: `[num_sequences * pages of the longest]`."""
+    pages: Tensor | None
+    """The pages to gather, `[num_sequences * pages of the longest]`; None for a first chunk."""
     mask: Tensor | None
     """0 or minus infinity, added to the scores."""
 
@@ -55,63 +75,59 @@ class Group:
 class AttentionPlan:
     """What all layers of one step share."""
 
-    write_rows: tuple[Tensor, ...]
-    """For each layer, the pool's row of each token."""
+    angles: tuple[Tensor, Tensor]
+    """Of `Rope.angles`."""
+    write_pages: Tensor
+    """The page of each token's key and value."""
+    write_offsets: Tensor
+    """Their places in those pages."""
     groups: tuple[Group, ...]
 
 
 class TorchAttention:
     """Writes keys and values into the pool, and attends to them."""
 
-    def __init__(self, pool: KvPool, num_heads: int, dtype: torch.dtype) -> None:
+    def __init__(self, pool: KvPool, num_heads: int, dtype: torch.dtype, rope: Rope) -> None:
         self._pool = pool
+        self._rope = rope
         self._num_heads = num_heads
         self._dtype = dtype
-        self._gathered = pool.layer_pages[:0]
+        self._workspace = pool.data.new_empty(0)
 
     @property
     def workspace_bytes(self) -> int:
         """Memory kept between steps for gathered pages."""
-        return self._gathered.untyped_storage().nbytes() if len(self._gathered) else 0
+        return self._workspace.nbytes
 
     def plan(self, spans: Sequence[Span]) -> AttentionPlan:
         """Group the step's spans; decoding ones come first, longest first."""
         page_tokens = self._pool.page_tokens
         self._clear_last_pages(spans)
-        slots = [
-            span.pages[position // page_tokens] * page_tokens + position % page_tokens
-            for span in spans
-            for position in range(span.start, span.end)
-        ]
+        places = [(span, index) for span in spans for index in range(span.start, span.end)]
         num_decoding = sum(span.end - span.start == 1 and span.start > 0 for span in spans)
         groups = self._decode_groups(spans[:num_decoding])
         first_row = num_decoding
         for span in spans[num_decoding:]:
             groups.append(self._chunk_group(span, first_row))
             first_row += span.end - span.start
-        return AttentionPlan(self._pool.layer_rows(self._tensor(slots)), tuple(groups))
+        return AttentionPlan(
+            self._rope.angles(self._tensor([index for _, index in places])),
+            self._tensor([span.pages[index // page_tokens] for span, index in places]),
+            self._tensor([index % page_tokens for _, index in places]),
+            tuple(groups),
+        )
 
-    def write(
-        self, layer: int, qkv: Tensor, cosine: Tensor, signed_sine: Tensor, plan: AttentionPlan
-    ) -> None:
-        """Rotate queries and keys of `qkv` in place, and store keys and values.
-
-        Args:
-            layer: Index of the decoder layer.
-            qkv: `[tokens, (heads + 2 * kv_heads) * head_dim]`.
-            cosine: `[tokens, 1, head_dim]`, and `signed_sine` alike.
-            signed_sine: See `Rope.angles`.
-            plan: Of this step.
-        """
+    def write(self, layer: int, qkv: Tensor, plan: AttentionPlan) -> None:
+        """See `Attention`; keys are rotated in place too."""
         head_dim, kv_heads = self._pool.head_dim, self._pool.kv_heads
         num_rotated = self._num_heads + kv_heads
         heads = qkv[:, : num_rotated * head_dim].view(-1, num_rotated, head_dim)
-        heads.copy_(rotate(heads, cosine, signed_sine))
-        keys_values = qkv[:, self._num_heads * head_dim :].to(self._pool.data.dtype)
-        self._pool.rows.index_copy_(0, plan.write_rows[layer], keys_values)
+        heads.copy_(rotate(heads, *plan.angles))
+        keys_values = qkv[:, self._num_heads * head_dim :].view(-1, 2, kv_heads, head_dim)
+        self._pool.layers[layer].write(plan.write_pages, plan.write_offsets, keys_values)
 
     def attend(self, layer: int, qkv: Tensor, plan: AttentionPlan) -> Tensor:
-        """Attend with the written step's queries; returns `[tokens, heads * head_dim]`."""
+        """See `Attention`."""
         outputs = [
             self._attend_decoding(layer, qkv, group)
             if group.is_decoding
@@ -157,17 +173,14 @@ class TorchAttention:
 
         The next group of the same layer overwrites them.
         """
-        pages = group.pages[layer]
-        if len(pages) > len(self._gathered):
-            self._gathered = self._pool.layer_pages.new_empty(
-                len(pages), *self._pool.layer_pages.shape[1:]
-            )
-        gathered = torch.index_select(
-            self._pool.layer_pages, 0, pages, out=self._gathered[: len(pages)]
-        )
+        assert group.pages is not None  # noqa: S101 -- only groups with a context are gathered
+        num_bytes = len(group.pages) * self._pool.largest_layer_bytes
+        if num_bytes > len(self._workspace):
+            self._workspace = self._workspace.new_empty(num_bytes)
+        gathered = self._pool.layers[layer].read(group.pages, self._dtype, self._workspace)
         tokens = gathered.view(
             group.num_sequences, -1, 2, self._pool.kv_heads, self._pool.head_dim
-        )[:, : group.context].to(self._dtype)
+        )[:, : group.context]
         return tokens[:, :, 0].transpose(1, 2), tokens[:, :, 1].transpose(1, 2)
 
     def _clear_last_pages(self, spans: Sequence[Span]) -> None:
@@ -217,19 +230,19 @@ class TorchAttention:
             rows=slice(first_row, first_row + len(spans)),
             num_sequences=len(spans),
             context=longest,
-            pages=self._pool.layer_page_indices(self._tensor(pages)),
+            pages=self._tensor(pages),
             mask=mask,
         )
 
     def _chunk_group(self, span: Span, first_row: int) -> Group:
         rows = slice(first_row, first_row + span.end - span.start)
         if span.start == 0:
-            return Group(rows, 1, 0, (), None)
+            return Group(rows, 1, 0, None, None)
         pages = self._tensor(span.pages[: -(-span.end // self._pool.page_tokens)])
         keys = torch.arange(span.end, device=pages.device)
         queries = torch.arange(span.start, span.end, device=pages.device)
         mask = self._additive(keys > queries[:, None])
-        return Group(rows, 1, span.end, self._pool.layer_page_indices(pages), mask)
+        return Group(rows, 1, span.end, pages, mask)
 
     def _additive(self, is_hidden: Tensor) -> Tensor:
         mask = torch.zeros(is_hidden.shape, dtype=self._dtype, device=is_hidden.device)

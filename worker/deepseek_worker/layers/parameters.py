@@ -1,19 +1,32 @@
 """How a layer tells the loader which checkpoint tensors it is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of the checkpoint and the place in memory that it is copied to."""
+    """One tensor of the checkpoint and what is done with it."""
 
     name: str
-    target: Tensor
-    """A view of the layer's own, perhaps fused, parameter."""
+    shape: tuple[int, ...]
+    store: Callable[[Tensor], object]
+    """Takes the tensor as it was read."""
+    is_required: bool = True
+    """Whether a checkpoint without it is broken."""
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+    """That mean the same as `shape`."""
+    dtypes: tuple[torch.dtype, ...] | None = None
+    """What it may be stored as; None where any floating-point type is converted."""
+
+
+def copied(name: str, target: Tensor) -> Slot:
+    """A tensor that is copied as it is to its place in a, perhaps fused, parameter."""
+    return Slot(name, tuple(target.shape), target.copy_)
 
 
 class Layer(Protocol):
@@ -24,6 +37,9 @@ class Layer(Protocol):
 
     def pack(self) -> None:
         """Bring loaded weights into the layout that computes fastest; called once."""
+
+    def randomize(self, generator: torch.Generator) -> None:
+        """Take weights of a plausible size instead of loaded ones; `pack` follows."""
 
     def parameters(self) -> Iterator[Tensor]:
         """What the layer keeps in memory now."""

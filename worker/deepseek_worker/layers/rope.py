@@ -36,7 +36,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 
 
 class Rope:
-    """Cosines and signed sines for the positions of a step, and their application."""
+    """Cosines and signed sines for the positions of a step, or a table of all positions."""
 
     def __init__(
         self, inverse_frequency: Tensor, factor: float, dtype: torch.dtype, device: torch.device
@@ -55,6 +55,12 @@ class Rope:
             torch.cat((cosine, cosine), dim=-1).to(self._dtype)[:, None],
             torch.cat((-sine, sine), dim=-1).to(self._dtype)[:, None],
         )
+
+    def table(self, num_positions: int) -> Tensor:
+        """Cosines, then sines, of the first positions: `[num_positions, head_dim]` float32."""
+        positions = torch.arange(num_positions, device=self._inverse_frequency.device)
+        angle = positions[:, None].float() * self._inverse_frequency
+        return torch.cat((angle.cos(), angle.sin()), dim=-1).mul_(self._factor)
 
 
 def rotate(heads: Tensor, cosine: Tensor, signed_sine: Tensor) -> Tensor:

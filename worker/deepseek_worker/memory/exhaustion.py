@@ -2,13 +2,19 @@
 
 import torch
 
-# On a MIG slice in a container the allocator itself trips over NVML; cuBLAS, NCCL and Triton
-# have words of their own. Sources: pytorch#112377, pytorch#197312.
+# On a MIG slice in a container the allocator itself trips over NVML; cuBLAS, cuDNN, NCCL and
+# Triton have words of their own. Sources: pytorch#112377, pytorch#197312.
 WORDS = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "HOST_ALLOCATION_FAILED",
+    "DEVICE_ALLOCATION_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "cudaErrorMemoryAllocation",
+    "Failed to CUDA calloc",
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
 )
 

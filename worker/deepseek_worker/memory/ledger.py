@@ -1,10 +1,10 @@
 """Bytes by kind: predicted before anything is loaded, measured after.
 
-The prediction is the contract's, so the operator's and the worker's cannot differ; what the
-ledger adds is the size of the page pool and the comparison with what was really allocated.
+The prediction is the contract's; what the ledger adds is the size of the page pool and the
+comparison with what was really allocated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deepseek_contract.sizing import (
@@ -13,9 +13,7 @@ from deepseek_contract.sizing import (
     KvFormat,
     ModelShape,
     Prediction,
-    WeightFormat,
-    kv_bytes_per_token,
-    weight_bytes,
+    kv_page_bytes,
     workspace_bytes,
 )
 from deepseek_worker.errors import ModelTooLarge
@@ -27,13 +25,26 @@ MAX_DEFAULT_CPU_POOL_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterBytes:
+    """What LoRA adapters take beside their model."""
+
+    weights: int
+    workspace: int
+    """Of one product, at most."""
+
+
+NO_ADAPTERS = AdapterBytes(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryRequest:
     """What the pool's size follows from."""
 
     limit_bytes: int
     kv_cache_bytes: int | None
-    weights: WeightFormat
-    kv_cache: KvFormat
+    weight_bytes: int
+    kv_cache: Sequence[KvFormat]
+    """Of each layer."""
     activation_bytes: int
     page_tokens: int
     max_context_tokens: int
@@ -42,6 +53,8 @@ class MemoryRequest:
     is_cpu: bool
     packs_tied_head: bool
     """Whether a tied output matrix is kept a second time, packed."""
+    adapters: AdapterBytes = NO_ADAPTERS
+    """LoRA adapters, which are weights too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +90,7 @@ def plan_memory(shape: ModelShape, request: MemoryRequest) -> MemoryPlan:
     Raises:
         ModelTooLarge: not even one page is left; the message says how much is missing.
     """
-    page_bytes = request.page_tokens * kv_bytes_per_token(shape, request.kv_cache)
+    page_bytes = kv_page_bytes(shape, request.kv_cache, request.page_tokens)
     workspace = workspace_bytes(
         shape,
         num_tokens=request.max_batch_tokens,
@@ -86,9 +99,10 @@ def plan_memory(shape: ModelShape, request: MemoryRequest) -> MemoryPlan:
     )
     if request.packs_tied_head:
         workspace += shape.vocab_size * shape.hidden_size * request.activation_bytes
+    workspace += request.adapters.workspace
     prediction = Prediction(
         limit_bytes=request.limit_bytes,
-        weight_bytes=weight_bytes(shape, request.weights),
+        weight_bytes=request.weight_bytes + request.adapters.weights,
         workspace_bytes=workspace,
         context_bytes=CPU_PROCESS_BYTES if request.is_cpu else CUDA_CONTEXT_BYTES,
         page_bytes=page_bytes,

@@ -1,15 +1,20 @@
-"""What there is: memory of a GPU, or memory and processors of a container or machine."""
+"""What there is: memory of a GPU, or of a container or machine."""
 
-import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from deepseek_contract.sizing import CUDA_CONTEXT_BYTES
+from deepseek_worker.errors import MemoryHeld
+
+RELEASE_SECONDS = 60.0
+RELEASE_POLL_SECONDS = 0.5
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 MEMINFO = Path("/proc/meminfo")
 STATUS = Path("/proc/self/status")
 
@@ -26,26 +31,53 @@ def device_memory_bytes(device: torch.device) -> int:
     return total
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of the GPU that nobody holds."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def wait_until_free(
+    needed_bytes: int,
+    free_bytes: Callable[[], int],
+    *,
+    seconds: float = RELEASE_SECONDS,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until a process that ended has let go of its memory: the driver takes a while.
+
+    Raises:
+        MemoryHeld: Somebody still holds it after so many seconds.
+    """
+    deadline = clock() + seconds
+    while (free := free_bytes()) < needed_bytes:
+        if clock() >= deadline:
+            raise MemoryHeld(
+                f"the model needs {needed_bytes / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB of "
+                f"the device are free, still after {seconds:.0f} s: another process holds them"
+            )
+        sleep(RELEASE_POLL_SECONDS)
+
+
+def hold_to(num_bytes: int, device: torch.device) -> None:
+    """Have torch's allocator refuse more than this of a GPU: the rest of a card is its neighbours'.
+
+    What it refuses is an out-of-memory error in this process, which splits its batch.
+    """
+    fraction = min(1.0, num_bytes / device_memory_bytes(device))
+    torch.cuda.set_per_process_memory_fraction(fraction, device.index)
+
+
 def process_bytes(device: torch.device) -> int:
-    """What this process holds on the device, measured from outside torch's allocator."""
+    """What this process holds on the device, measured from outside torch's allocator.
+
+    A GPU says how much all processes hold together. On a shared card that is mostly others', so no
+    more is taken for this one's than a context is reckoned with.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return int(total - free)
+        return min(int(total - free), CUDA_CONTEXT_BYTES)
     return _kibibytes(STATUS, "VmRSS")
-
-
-def usable_cpus() -> int:
-    """Processors that this process may keep busy.
-
-    A container with a quota sees all of the machine's; as many threads as those would be stopped
-    in the middle of each product, and the others would wait for them.
-    """
-    cpus = len(os.sched_getaffinity(0))
-    if CPU_QUOTA.is_file():
-        quota, period = CPU_QUOTA.read_text().split()
-        if quota.isdigit():
-            cpus = min(cpus, -(-int(quota) // int(period)))
-    return cpus
 
 
 def _kibibytes(path: Path, key: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from deepseek_worker.errors import BrokenCheckpoint, UnsupportedModel
+from deepseek_worker.quantization.stored import StoredQuantization, stored_quantization
 
 Architecture = Literal["llama", "qwen2"]
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
@@ -63,6 +64,8 @@ class ModelConfig:
     dtype: str
     """What the checkpoint was trained in: float32, bfloat16 or float16."""
     eos_token_ids: frozenset[int]
+    quantization: StoredQuantization | None = None
+    """How the files store the matrices; None where they are not quantized."""
 
     def __post_init__(self) -> None:
         """Check what the layers rely on."""
@@ -121,6 +124,7 @@ def from_hf(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
         mlp_bias=bool(config.get("mlp_bias", False)) if is_llama else False,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
         eos_token_ids=_eos_token_ids(config, generation or {}),
+        quantization=stored_quantization(config),
     )
 
 
@@ -132,12 +136,6 @@ def _refuse_features(config: Mapping[str, Any]) -> None:
     layer_types = set(config.get("layer_types") or ["full_attention"])
     if layer_types != {"full_attention"}:
         raise UnsupportedModel(f"layer_types {sorted(layer_types)} are not all 'full_attention'")
-    quantization = config.get("quantization_config")
-    if quantization:
-        raise UnsupportedModel(
-            f"quantization {quantization.get('quant_method')!r} is not served yet; use an "
-            "unquantized checkpoint or a GGUF file"
-        )
 
 
 def _rope(config: Mapping[str, Any]) -> RopeConfig:

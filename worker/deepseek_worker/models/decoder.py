@@ -4,64 +4,87 @@ The two differ in which projections have biases, which `ModelConfig` says.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from deepseek_worker.layers.activation import silu_and_mul
-from deepseek_worker.layers.attention import AttentionPlan, TorchAttention
-from deepseek_worker.layers.linear import Embedding, Linear, TiedHead
+from deepseek_worker.layers.attention import Attention, Plan_contra
+from deepseek_worker.layers.linear import Embedding, Linear, Projection, TiedHead
+from deepseek_worker.layers.lora import AdapterRows
 from deepseek_worker.layers.norm import RmsNorm
 from deepseek_worker.layers.parameters import Layer
 from deepseek_worker.layers.rope import Rope, inverse_frequencies
 from deepseek_worker.models.config import ModelConfig
+from deepseek_worker.quantization.build import StorageOf, build_linear, everything_plain
+from deepseek_worker.quantization.stored import HEAD
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProjections:
+    """The four matrix products of one block."""
+
+    qkv: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
+
+    @classmethod
+    def of(cls, config: ModelConfig, index: int) -> "BlockProjections":
+        """Those of block `index`, in the checkpoint's names."""
+        attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        heads = {
+            f"{attention}.q_proj": q_size,
+            f"{attention}.k_proj": kv_size,
+            f"{attention}.v_proj": kv_size,
+        }
+        gates = {f"{mlp}.gate_proj": intermediate, f"{mlp}.up_proj": intermediate}
+        return cls(
+            Projection(heads, hidden, config.qkv_bias),
+            Projection({f"{attention}.o_proj": hidden}, q_size, config.o_bias),
+            Projection(gates, hidden, config.mlp_bias),
+            Projection({f"{mlp}.down_proj": hidden}, intermediate, config.mlp_bias),
+        )
+
+
+def projections(config: ModelConfig) -> Iterator[Projection]:
+    """All matrix products, the head too where it is a matrix of its own."""
+    for index in range(config.num_layers):
+        block = BlockProjections.of(config, index)
+        yield from (block.qkv, block.output, block.gate_up, block.down)
+    if not config.tie_word_embeddings:
+        yield head_projection(config)
+
+
+def head_projection(config: ModelConfig) -> Projection:
+    """The output matrix of a model that does not share it with the embedding."""
+    return Projection({HEAD: config.vocab_size}, config.hidden_size, has_bias=False)
 
 
 class DecoderLayer:
     """The weights of one block, in the order of their use."""
 
     def __init__(
-        self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        storage_of: StorageOf,
     ) -> None:
         prefix = f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        hidden, intermediate, eps = (
-            config.hidden_size,
-            config.intermediate_size,
-            config.rms_norm_eps,
-        )
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        projections = BlockProjections.of(config, index)
         self.input_norm = RmsNorm(f"{prefix}.input_layernorm", hidden, eps, dtype, device)
-        self.qkv = Linear(
-            {
-                f"{attention}.q_proj": q_size,
-                f"{attention}.k_proj": kv_size,
-                f"{attention}.v_proj": kv_size,
-            },
-            hidden,
-            bias=config.qkv_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self.output = Linear(
-            {f"{attention}.o_proj": hidden}, q_size, bias=config.o_bias, dtype=dtype, device=device
-        )
+        self.qkv: Linear = build_linear(projections.qkv, storage_of, dtype, device)
+        self.output: Linear = build_linear(projections.output, storage_of, dtype, device)
         self.mlp_norm = RmsNorm(f"{prefix}.post_attention_layernorm", hidden, eps, dtype, device)
-        self.gate_up = Linear(
-            {f"{mlp}.gate_proj": intermediate, f"{mlp}.up_proj": intermediate},
-            hidden,
-            bias=config.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
-        self.down = Linear(
-            {f"{mlp}.down_proj": hidden},
-            intermediate,
-            bias=config.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
+        self.gate_up: Linear = build_linear(projections.gate_up, storage_of, dtype, device)
+        self.down: Linear = build_linear(projections.down, storage_of, dtype, device)
 
     def layers(self) -> tuple[Layer, ...]:
         """All that has weights."""
@@ -76,9 +99,15 @@ class DecoderLayer:
 
 
 class Decoder:
-    """Token ids to hidden states to logits; keys and values go through `TorchAttention`."""
+    """Token ids to hidden states to logits; keys and values go through an `Attention`."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        storage_of: StorageOf = everything_plain,
+    ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -86,7 +115,8 @@ class Decoder:
             "model.embed_tokens", config.vocab_size, config.hidden_size, dtype, device
         )
         self.blocks = [
-            DecoderLayer(config, index, dtype, device) for index in range(config.num_layers)
+            DecoderLayer(config, index, dtype, device, storage_of)
+            for index in range(config.num_layers)
         ]
         self.final_norm = RmsNorm(
             "model.norm", config.hidden_size, config.rms_norm_eps, dtype, device
@@ -94,36 +124,40 @@ class Decoder:
         self.head: Linear = (
             TiedHead(self.embedding)
             if config.tie_word_embeddings
-            else Linear(
-                {"lm_head": config.vocab_size},
-                config.hidden_size,
-                bias=False,
-                dtype=dtype,
-                device=device,
-            )
+            else build_linear(head_projection(config), storage_of, dtype, device)
         )
         self.rope = Rope(*inverse_frequencies(config.rope, config.head_dim), dtype, device)
+        self.adapter_rows: AdapterRows | None = None
+        """None without LoRA adapters; `weights/adapters.py` adds them."""
+        self.num_adapters = 0
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attention: TorchAttention, plan: AttentionPlan
+        self,
+        token_ids: Tensor,
+        attention: Attention[Plan_contra],
+        plan: Plan_contra,
+        adapters: Tensor | None = None,
     ) -> Tensor:
-        """Compute a step; `[tokens]` int64 twice to `[tokens, hidden_size]`, normalised."""
-        cosine, signed_sine = self.rope.angles(positions)
+        """Compute a step; `[tokens]` int64 to `[tokens, hidden_size]`, normalised.
+
+        `adapters` is `[tokens]` int32: which LoRA adapter each row uses, -1 for none.
+        """
+        if self.adapter_rows is not None:
+            self.adapter_rows.value = adapters
         x = self.embedding(token_ids)
         residual: Tensor | None = None
         for index, block in enumerate(self.blocks):
-            x, residual = block.input_norm(x, residual)
-            qkv = block.qkv(x)
-            attention.write(index, qkv, cosine, signed_sine, plan)
+            qkv, residual = block.input_norm.into(block.qkv, x, residual)
+            attention.write(index, qkv, plan)
             x = block.output(attention.attend(index, qkv, plan))
-            x, residual = block.mlp_norm(x, residual)
-            x = block.down(silu_and_mul(block.gate_up(x)))
+            gate_up, residual = block.mlp_norm.into(block.gate_up, x, residual)
+            x = block.down(silu_and_mul(gate_up))
         x, _ = self.final_norm(x, residual)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Score the vocabulary: `[rows, hidden_size]` to `[rows, vocab_size]` float32."""
-        return self.head(hidden).float()
+        """Score the vocabulary: `[rows, hidden_size]` to `[rows, vocab_size]` of the same type."""
+        return self.head(hidden)
 
     def layers(self) -> Iterator[Layer]:
         """All that has weights, in the order of their use."""

@@ -10,6 +10,7 @@ from deepseek_worker.models.config import ModelConfig
 from deepseek_worker.weights.files import find_model
 from deepseek_worker.weights.gguf import GgufCheckpoint
 from deepseek_worker.weights.safetensors import SafetensorsCheckpoint
+from deepseek_worker.weights.transfer import Extent
 
 
 class Checkpoint(Protocol):
@@ -29,6 +30,9 @@ class Checkpoint(Protocol):
         Raises:
             BrokenCheckpoint: the file ends before the tensor does.
         """
+
+    def extent(self, name: str) -> Extent | None:
+        """Where the tensor is in a file, as `tensor` returns it; None if it has to be decoded."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -81,6 +81,9 @@ class GgufCheckpoint:
                 return _half_split(tensor, self.config.num_kv_heads)
         return tensor
 
+    def extent(self, name: str) -> None:
+        """Nothing: tensors are decoded, or brought into another order."""
+
     def _dequantize(self, stored: StoredTensor) -> Tensor:
         data = self._file.data(stored)
         if stored.type in PLAIN_TYPES:

@@ -1,15 +1,35 @@
 """A folder with config.json and one or more safetensors files."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from deepseek_worker.errors import BrokenCheckpoint, ModelNotFound
 from deepseek_worker.models.config import ModelConfig, from_hf
+from deepseek_worker.weights.transfer import Extent
 
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+LENGTH_BYTES = 8
+"""Of the header, in front of it."""
 INDEX = "model.safetensors.index.json"
 
 
@@ -21,6 +41,7 @@ class SafetensorsCheckpoint:
         self.config = read_config(folder)
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
+        self._extents: dict[str, Extent] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file_name in self._file_names():
             self._open(file_name)
@@ -30,6 +51,10 @@ class SafetensorsCheckpoint:
         """Read one tensor as it is stored."""
         tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
         return tensor
+
+    def extent(self, name: str) -> Extent | None:
+        """Where the tensor is; None if torch lacks its type."""
+        return self._extents.get(name)
 
     def _file_names(self) -> list[str]:
         index = self._folder / INDEX
@@ -68,6 +93,7 @@ class SafetensorsCheckpoint:
                 f"tensor {twice[0]} is in {self._file_of[twice[0]]} and in {file_name}"
             )
         self._files[file_name] = file
+        self._extents.update(_extents(path))
         self._file_of.update(dict.fromkeys(shapes, file_name))
         self.shapes.update(shapes)
 
@@ -80,6 +106,19 @@ class SafetensorsCheckpoint:
                     f"{INDEX} says that {file_name} holds tensor {name}, but it does not; "
                     "download the model again"
                 )
+
+
+def _extents(path: Path) -> Iterator[tuple[str, Extent]]:
+    """Of the tensors in a file that safetensors has opened, and so checked."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        header = json.loads(file.read(header_bytes))
+    data = LENGTH_BYTES + header_bytes
+    for name, entry in header.items():
+        dtype = DTYPES.get(entry.get("dtype"))
+        if dtype is not None:
+            first, last = entry["data_offsets"]
+            yield name, Extent(path, data + first, last - first, dtype, tuple(entry["shape"]))
 
 
 def read_config(folder: Path) -> ModelConfig:
