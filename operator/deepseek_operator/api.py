@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -39,6 +39,8 @@ FIELD_CONFLICT = "FieldManagerConflict"
 LIST_CHUNK = 500
 """Objects in one answer to a list: bounds the memory of a listing."""
 
+SILENT_WATCH_SECONDS = 70.0
+"""The API server sends a bookmark every minute; a watch without one is dead."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_RETRY_AFTER_SECONDS = 30.0
@@ -162,7 +164,7 @@ class Api:
         """Close all connections."""
         await self._rest.close()
 
-    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """One object, or None where there is none."""
         try:
             return await self.request("GET", kind.path(namespace, name))
@@ -178,17 +180,25 @@ class Api:
         return None
 
     async def chunks(
-        self, kind: Kind, namespace: str | None, label_selector: str = ""
+        self,
+        kind: Kind,
+        namespace: str | None,
+        label_selector: str = "",
+        *,
+        fields: str = "",
+        limit: int = LIST_CHUNK,
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """All objects of a kind, `LIST_CHUNK` at a time, each with the list's resourceVersion.
+        """All objects of a kind, `limit` at a time, each with the list's resourceVersion.
 
         A list that grew too old on the way (410) is started again from its beginning.
         """
         token = ""
         while True:
-            query = {"limit": str(LIST_CHUNK)}
+            query = {"limit": str(limit)}
             if label_selector:
                 query["labelSelector"] = label_selector
+            if fields:
+                query["fieldSelector"] = fields
             if token:
                 query["continue"] = token
             try:
@@ -208,6 +218,51 @@ class Api:
             token = metadata.get("continue") or ""
             if not token:
                 return
+
+    async def watch(
+        self, kind: Kind, version: str, *, fields: str, seconds: int
+    ) -> AsyncGenerator[tuple[str, Manifest]]:
+        """What happens to the objects of a kind in the whole cluster, bookmarks among it.
+
+        The server ends the stream after `seconds`; then, or when it falls silent, this ends too.
+
+        Raises:
+            NotFoundError: The version is too old (410): list again.
+            ApiError: Whatever else the server says instead of events.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+        }
+        if fields:
+            query["fieldSelector"] = fields
+        path = kind.path(None)
+        url = str(URL(self.configuration.host + path).with_query(query))
+        silence = min(SILENT_WATCH_SECONDS, seconds + 3)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=silence)
+        try:
+            answer = await self._rest.request(
+                "GET", url, headers={"Accept": "application/json"}, _request_timeout=timeout
+            )
+            response = answer.response
+            if response.status >= 400:
+                data = await response.read()
+                raise _error_of(f"GET {path}", response.status, data, response.headers)
+            try:
+                async for line in _lines(response.content):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        code = int(event["object"].get("code", 500))
+                        raise _error_of(
+                            f"watch {path}", code, json.dumps(event["object"]).encode(), {}
+                        )
+                    yield event["type"], event["object"]
+            finally:
+                response.close()
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ClusterBusyError(f"watch {path}: {error!r}") from error
 
     async def apply(self, kind: Kind, manifest: Manifest, *, force: bool = True) -> Manifest:
         """Server-side apply: take over the manifest's fields, leave all others alone.
@@ -255,18 +310,42 @@ class Api:
             content_type=MERGE_PATCH,
         )
 
-    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> None:
-        """Delete the object of this uid in the background; nothing happens to another one."""
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest | None:
+        """Delete the object of this uid in the background; nothing happens to another one.
+
+        Returns:
+            The object, where its finalizers or its time to end keep it for now; None where it is
+            gone for good.
+
+        Raises:
+            NotFoundError: No such kind is served, which says nothing of the object.
+            ConflictError: Something else than its uid speaks against it.
+        """
         body: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
             "propagationPolicy": "Background",
         }
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
         try:
-            await self.request("DELETE", kind.path(namespace, name), body=body)
-        except (NotFoundError, ConflictError):
-            return
+            answer = await self.request("DELETE", kind.path(namespace, name), body=body)
+        except NotFoundError as error:
+            # The API server's own word for objects; who serves no such path has none.
+            if error.reason != "NotFound":
+                raise
+            return None
+        except ConflictError:
+            found = await self.find(kind, namespace, name)
+            if found is None or found["metadata"]["uid"] != uid:
+                return None
+            if "deletionTimestamp" not in found["metadata"]:
+                raise
+            return found
+        return answer if _remains(answer) else None
 
     async def request(
         self,
@@ -280,8 +359,8 @@ class Api:
     ) -> Manifest:
         """Send a request and return the answer's JSON.
 
-        Conflicts are retried for patches only, which name no version here: they are a race inside
-        the server, not news for the caller, unless they are about the owners of fields.
+        Conflicts are retried for patches that name no version: they are a race inside the server,
+        not news for the caller, unless they are about the owners of fields.
 
         Raises:
             ApiError: The class of the last answer, when all tries failed.
@@ -293,7 +372,9 @@ class Api:
                 return await self._once(method, path, query or {}, body, content_type)
             except (ClusterBusyError, ConflictError) as error:
                 is_news = isinstance(error, ConflictError) and (
-                    method != "PATCH" or FIELD_CONFLICT in error.causes
+                    method != "PATCH"
+                    or FIELD_CONFLICT in error.causes
+                    or "resourceVersion" in (body or {}).get("metadata", {})
                 )
                 pause = pause_seconds(attempt, error.retry_after_seconds)
                 if is_news or attempt >= retries or pause > LONGEST_WAIT_SECONDS:
@@ -319,20 +400,55 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClusterBusyError(f"{method} {path}: {error!r}") from error
         if response.status < 400:
-            answer: Manifest = json.loads(data)
+            answer = _object_in(data)
+            if answer is None:
+                # From something on the way there, and so perhaps not the next time.
+                raise ClusterBusyError(f"{method} {path}: no JSON object: {data[:64]!r}")
             return answer
         raise _error_of(f"{method} {path}", response.status, data, response.headers)
+
+
+def _object_in(data: bytes) -> Manifest | None:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _remains(answer: Manifest) -> bool:
+    """Whether the answer to a delete is an object that stays for now.
+
+    Of one that is gone the server answers a Status, or for some kinds what it was at the end.
+
+    Source: k8s.io/apiserver/pkg/registry/generic/registry/store.go, `finalizeDelete` and
+    `ShouldDeleteDuringUpdate`.
+    """
+    metadata = answer.get("metadata") or {}
+    is_object = answer.get("kind") != "Status"
+    return is_object and bool(
+        metadata.get("finalizers") or metadata.get("deletionGracePeriodSeconds")
+    )
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a stream, however long they are."""
+    rest = bytearray()
+    async for chunk in stream.iter_any():
+        rest += chunk
+        *whole, last = rest.split(b"\n")
+        for line in whole:
+            if line:
+                yield bytes(line)
+        rest = bytearray(last)
 
 
 def _error_of(what: str, status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
     message, reason = data[:256].decode(errors="replace"), ""
     causes: frozenset[str] = frozenset()
     retry_after = headers.get("Retry-After")
-    try:
-        answer = json.loads(data)
-    except ValueError:
-        answer = None
-    if isinstance(answer, dict) and answer.get("kind") == "Status":
+    answer = _object_in(data)
+    if answer is not None and answer.get("kind") == "Status":
         message, reason = answer.get("message", ""), answer.get("reason", "")
         details = answer.get("details") or {}
         causes = frozenset(cause.get("reason", "") for cause in details.get("causes") or [])

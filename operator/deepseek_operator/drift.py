@@ -76,7 +76,9 @@ def _compare_maps(
         found.append(f"{path}={live!r}")
         return
     for key, value in desired.items():
-        _compare(value, live.get(key), f"{path}.{key}", key, found)
+        # A version in a manifest says on which state it may be applied.
+        if key != "resourceVersion":
+            _compare(value, live.get(key), f"{path}.{key}", key, found)
 
 
 def _compare_lists(

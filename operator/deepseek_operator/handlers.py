@@ -21,8 +21,21 @@ import kopf
 from kopf._core.engines.peering import Identity
 from kubernetes.aio.client.rest import RESTClientObject
 
-from deepseek_operator.api import LIST_CHUNK, Recorder, load_credentials, trace
-from deepseek_operator.kinds import DEEPSEEK_DEPLOYMENT, WATCHED_KINDS, Manifest
+from deepseek_operator.api import (
+    LIST_CHUNK,
+    SILENT_WATCH_SECONDS,
+    Recorder,
+    load_credentials,
+    trace,
+)
+from deepseek_operator.kinds import (
+    DEEPSEEK_DEPLOYMENT,
+    DEEPSEEK_TENANT,
+    TENANT_KINDS,
+    Kind,
+    Manifest,
+    watched_kinds,
+)
 from deepseek_operator.render import MANAGED_BY_SELECTOR
 from deepseek_operator.settings import Settings
 
@@ -31,8 +44,6 @@ logger = logging.getLogger(__name__)
 Notice = Callable[[str | None, Manifest], None]
 Resync = Callable[[], None]
 
-SILENT_WATCH_SECONDS = 70.0
-"""The API server sends a bookmark every minute; a watch without one is dead."""
 RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 15.0
 ABANDON_SECONDS = 1.0
@@ -99,9 +110,15 @@ def registry_of(notice: Notice, settings: Settings, record: Recorder) -> kopf.Op
     installation = settings
     kopf.on.login(registry=registry)(login)
     kopf.on.startup(registry=registry)(configure)
-    for kind in WATCHED_KINDS:
+    for kind in _kinds(settings):
         kopf.on.event(kind.group, kind.version, kind.plural, registry=registry)(noticed)
     return registry
+
+
+def _kinds(settings: Settings) -> tuple[Kind, ...]:
+    """What kopf watches: tenants are of the whole cluster, and so are the rights on them."""
+    kinds = watched_kinds(keda=settings.keda, gateway_api=settings.gateway_api)
+    return (*kinds, *TENANT_KINDS) if settings.is_cluster_wide else kinds
 
 
 def configured(settings: kopf.OperatorSettings, installation: Settings) -> None:
@@ -120,8 +137,8 @@ def configured(settings: kopf.OperatorSettings, installation: Settings) -> None:
     settings.watching.client_timeout = installation.watch_seconds + 30
     # A server that keeps its promise ends the watch before this.
     settings.watching.inactivity_timeout = min(SILENT_WATCH_SECONDS, installation.watch_seconds + 3)
-    for kind in WATCHED_KINDS:
-        if kind != DEEPSEEK_DEPLOYMENT:
+    for kind in _kinds(installation):
+        if kind not in {DEEPSEEK_DEPLOYMENT, DEEPSEEK_TENANT}:
             key = (kind.group, kind.version, kind.plural)
             settings.watching.label_selectors[key] = MANAGED_BY_SELECTOR
 
@@ -143,6 +160,7 @@ class Watcher:
         self._settings = settings
         self._record = record
         self._stop = threading.Event()
+        self._end_of_run = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -160,15 +178,23 @@ class Watcher:
         )
         self._thread.start()
 
+    def restart(self) -> None:
+        """Watch anew: kopf looks only at its start which kinds there are."""
+        self._end_of_run.set()
+
     async def stop(self) -> None:
         """End the thread, within a few seconds."""
         self._stop.set()
+        self._end_of_run.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 10.0)
 
     def _run(self, notice: Notice, missed: Resync) -> None:
         pause = RESTART_SECONDS
-        while not self._stop.is_set():
+        while True:
+            self._end_of_run.clear()
+            if self._stop.is_set():
+                return
             ready = threading.Event()
             loop = asyncio.new_event_loop()
             try:
@@ -191,7 +217,7 @@ class Watcher:
             standalone=True,
             # kopf would ask for the user's name, which a user id from nowhere does not have.
             identity=Identity(self._settings.holder),
-            stop_flag=self._stop,
+            stop_flag=self._end_of_run,
             ready_flag=ready,
         )
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -97,7 +97,8 @@ class Lease:
                 thirds of its duration.
         """
         while True:
-            await asyncio.sleep(self._interval)
+            # From one start to the next: a slow renewal has used up some of its time already.
+            await asyncio.sleep(max(0.0, self._renewed_at + self._interval - self._clock()))
             remaining = self._renewed_at + self._deadline - self._clock()
             try:
                 async with asyncio.timeout(remaining):

@@ -198,6 +198,12 @@ def wish(spec: DeepSeekDeploymentSpec, settings: Settings) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
+def waits_for_pod(live: Manifest) -> bool:
+    """Whether this is a job whose pod has not been created yet."""
+    status = live.get("status") or {}
+    return live["kind"] == JOB.kind and not status.get("active") and not status.get("conditions")
+
+
 def has_started(pod: Manifest, attempt: Attempt) -> bool:
     """Whether a pod of this attempt got as far as running."""
     states = ((c.get("state") or {}) for c in (pod.get("status") or {}).get("containers") or [])

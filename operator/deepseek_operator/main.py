@@ -21,11 +21,14 @@ from deepseek_operator.lease import Lease
 from deepseek_operator.logs import configure_logs
 from deepseek_operator.metrics import Metrics
 from deepseek_operator.settings import Settings, settings_from
+from deepseek_operator.survey import Survey
 
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_LEASE_LOST, EXIT_SETTINGS = 0, 1, 2
 START_AGAIN_SECONDS = 5.0
+REDISCOVER_SECONDS = 60.0
+"""How often to look whether CRDs of others, such as the Gateway API's, came or changed."""
 GRACE_SECONDS = 3.0
 """How long work that goes on may take to end when the process stops."""
 
@@ -67,7 +70,10 @@ async def operate(settings: Settings, health: Health, stop: asyncio.Event) -> in
             health.heard()
 
     api = await Api.connect(settings, record)
-    lease = Lease(api, settings)
+    # With connections of its own: where hundreds of objects are written to a slow server, a renewal
+    # would wait for its turn until the Lease is lost.
+    lease_api = await Api.connect(settings, record)
+    lease = Lease(lease_api, settings)
     stopped = asyncio.create_task(stop.wait())
     try:
         acquire = asyncio.create_task(lease.acquire())
@@ -90,16 +96,36 @@ async def operate(settings: Settings, health: Health, stop: asyncio.Event) -> in
         return EXIT_OK
     finally:
         await _cancel(stopped)
-        await api.close()
+        await asyncio.gather(api.close(), lease_api.close())
 
 
 async def _work(api: Api, settings: Settings, health: Health, record: Recorder) -> None:
     """Watch and reconcile until cancelled."""
     controller = Controller(api, settings, health)
-    await _first_listing(controller)
+    survey: Survey | None = None
+    background: list[asyncio.Task[None]] = []
+    if controller.tenancy is not None:
+        survey = Survey(
+            api,
+            controller.fleet,
+            settings,
+            [controller.tenancy.look_soon, controller.fleet_changed],
+        )
+    else:
+        logger.info("Serving named namespaces only: no tenants, and capacity is not seen")
+    await _first_listing(controller, survey)
+    if survey is not None and controller.tenancy is not None:
+        background = [
+            asyncio.create_task(survey.run()),
+            asyncio.create_task(controller.tenancy.run()),
+        ]
+    # What comes after this look has to be watched by a new start of kopf.
+    await _has_new_kinds(controller)
     look_again = asyncio.Event()
     watcher = Watcher(controller.notice, look_again.set, settings, record)
     watcher.start()
+    probing = asyncio.create_task(_probe(controller))
+    discovering = asyncio.create_task(_rediscover(controller, watcher, settings))
     try:
         while True:
             with contextlib.suppress(TimeoutError):
@@ -112,12 +138,42 @@ async def _work(api: Api, settings: Settings, health: Health, record: Recorder) 
                 await asyncio.sleep(START_AGAIN_SECONDS)
                 look_again.set()
     finally:
+        for task in (*background, probing, discovering):
+            await _cancel(task)
         await asyncio.gather(watcher.stop(), controller.queue.close(GRACE_SECONDS))
 
 
-async def _first_listing(controller: Controller) -> None:
+async def _probe(controller: Controller) -> None:
+    """Ask the workers until cancelled: without it everything else still works."""
     while True:
         try:
+            await controller.prober.run()
+        except Exception:
+            logger.exception("Asking the workers failed and starts again")
+        await asyncio.sleep(START_AGAIN_SECONDS)
+
+
+async def _rediscover(controller: Controller, watcher: Watcher, settings: Settings) -> None:
+    """Notice CRDs of others that come or change, until cancelled."""
+    while True:
+        await asyncio.sleep(min(REDISCOVER_SECONDS, settings.resync_seconds))
+        if await _has_new_kinds(controller):
+            watcher.restart()
+
+
+async def _has_new_kinds(controller: Controller) -> bool:
+    try:
+        return await controller.cluster.rediscover()
+    except ApiError as error:
+        logger.warning("Could not look which kinds there are: %s", error)
+        return False
+
+
+async def _first_listing(controller: Controller, survey: Survey | None) -> None:
+    while True:
+        try:
+            if survey is not None:
+                await survey.list_once()
             await controller.resync()
         except ApiError as error:
             logger.warning(

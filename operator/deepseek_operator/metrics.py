@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from prometheus_client import (
@@ -35,6 +36,17 @@ class Metrics:
         self._conditions = self._gauge(definitions.DEPLOYMENT_CONDITION)
         self._ready = self._gauge(definitions.DEPLOYMENT_READY_REPLICAS)
         self._wanted = self._gauge(definitions.DEPLOYMENT_WANTED_REPLICAS)
+        self._probes = self._counter(definitions.OPERATOR_PROBES_TOTAL)
+        self._tenant_bytes = (
+            self._gauge(definitions.TENANT_QUOTA_BYTES),
+            self._gauge(definitions.TENANT_USED_BYTES),
+            self._gauge(definitions.TENANT_PAST_USED_BYTES),
+        )
+        self._known_tenants: set[str] = set()
+        self._level = self._gauge(definitions.RECOVERY_LEVEL)
+        self._switches = self._counter(definitions.NODE_SWITCHES_TOTAL)
+        self._transitions = self._counter(definitions.DEPLOYMENT_TIER_TRANSITIONS_TOTAL)
+        self._transitions_told: dict[tuple[str, str], set[str]] = {}
         self._told: dict[tuple[str, str], set[str]] = {}
 
     def count_request(self, attributes: Attributes, code: str) -> None:
@@ -53,6 +65,10 @@ class Metrics:
         """The API server said something at this time."""
         self._last_event.set(timestamp_seconds)
 
+    def probed(self, outcome: str) -> None:
+        """One worker was asked how it does."""
+        self._probes.labels(outcome).inc()
+
     def lead(self, *, is_leader: bool) -> None:
         """Whether this process holds the Lease."""
         self._leader.set(int(is_leader))
@@ -70,15 +86,45 @@ class Metrics:
         self._told[namespace, name] = set(types)
         self._ready.labels(namespace, name).set(status.get("readyReplicas", 0))
         self._wanted.labels(namespace, name).set(wanted)
+        self._level.labels(namespace, name).set((status.get("recovery") or {}).get("level", 0))
+
+    def switched_node(self, namespace: str, name: str, cause: str) -> None:
+        """One pod was put into quarantine."""
+        self._switches.labels(namespace, name, cause).inc()
+
+    def switched(self, namespace: str, name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """A status was written that may tell of another tier than the one before."""
+        before, after = _degraded_reason(old), _degraded_reason(new)
+        if after is None or after == (before or "PrimaryServing"):
+            return
+        self._transitions.labels(namespace, name, after).inc()
+        self._transitions_told.setdefault((namespace, name), set()).add(after)
 
     def forget(self, namespace: str, name: str) -> None:
         """An object that is gone has no series."""
+        for reason in self._transitions_told.pop((namespace, name), ()):
+            self._transitions.remove(namespace, name, reason)
         told = self._told.pop((namespace, name), None)
         if told is None:
             return
         self._forget_conditions(namespace, name, told)
         self._ready.remove(namespace, name)
         self._wanted.remove(namespace, name)
+        self._level.remove(namespace, name)
+        self._switches.remove_by_labels({"namespace": namespace, "deployment": name})
+
+    def tell_tenant(self, tenant: str, *, quota: int, used: int, past_used: float) -> None:
+        """Bytes of one tenant."""
+        self._known_tenants.add(tenant)
+        for gauge, amount in zip(self._tenant_bytes, (quota, used, past_used), strict=True):
+            gauge.labels(tenant).set(amount)
+
+    def keep_tenants(self, names: Collection[str]) -> None:
+        """A tenant that is gone has no series."""
+        for tenant in self._known_tenants - set(names):
+            for gauge in self._tenant_bytes:
+                gauge.remove(tenant)
+        self._known_tenants &= set(names)
 
     def text(self) -> bytes:
         """All of it in Prometheus' format."""
@@ -103,3 +149,10 @@ class Metrics:
             registry=self.registry,
             buckets=metric.buckets,
         )
+
+
+def _degraded_reason(status: dict[str, Any]) -> str | None:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "Degraded":
+            return str(condition.get("reason"))
+    return None

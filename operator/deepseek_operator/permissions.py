@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepseek_operator.autoscale import EXTERNAL_METRICS
 from deepseek_operator.kinds import Manifest
 
 
@@ -18,10 +19,18 @@ class Rule:
     group: str
     resource: str
     verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    """The only objects that it is about; empty, all."""
 
     def manifest(self) -> Manifest:
         """The entry of a role."""
-        return {"apiGroups": [self.group], "resources": [self.resource], "verbs": [*self.verbs]}
+        names = {"resourceNames": [*self.names]} if self.names else {}
+        return {
+            "apiGroups": [self.group],
+            "resources": [self.resource],
+            **names,
+            "verbs": [*self.verbs],
+        }
 
 
 _CHILD = ("create", "list", "patch", "watch")
@@ -29,7 +38,7 @@ _CHILD = ("create", "list", "patch", "watch")
 SERVED_NAMESPACES: tuple[Rule, ...] = (
     Rule("deepseek.dev", "deepseekdeployments", ("list", "watch")),
     Rule("deepseek.dev", "deepseekdeployments/status", ("patch",)),
-    Rule("apps", "deployments", _CHILD),
+    Rule("apps", "deployments", (*_CHILD, "delete")),
     Rule("", "services", _CHILD),
     Rule("", "serviceaccounts", _CHILD),
     Rule("", "secrets", _CHILD),
@@ -37,10 +46,30 @@ SERVED_NAMESPACES: tuple[Rule, ...] = (
     Rule("policy", "poddisruptionbudgets", _CHILD),
     Rule("networking.k8s.io", "networkpolicies", _CHILD),
     Rule("batch", "jobs", ("create", "delete", "list", "watch")),
-    Rule("", "pods", ("list", "watch")),
-    Rule("", "events", ("create",)),
+    Rule("autoscaling", "horizontalpodautoscalers", (*_CHILD, "delete")),
+    Rule("", "pods", ("delete", "list", "patch", "watch")),
+    Rule("", "configmaps", ("list",)),
+    Rule("", "events", ("create", "list")),
 )
 """Needed in every namespace that is served: by a ClusterRole, or by a Role in each."""
+
+KEDA: tuple[Rule, ...] = (Rule("keda.sh", "scaledobjects", (*_CHILD, "delete")),)
+"""Needed in every namespace that is served, where KEDA is installed."""
+
+GATEWAY_API: tuple[Rule, ...] = (
+    Rule("gateway.networking.k8s.io", "httproutes", (*_CHILD, "delete")),
+)
+"""Needed in every namespace that is served, where the Gateway API is installed."""
+
+WHOLE_CLUSTER: tuple[Rule, ...] = (
+    Rule("", "nodes", ("list", "watch")),
+    Rule("apiregistration.k8s.io", "apiservices", ("get",), (EXTERNAL_METRICS,)),
+    Rule("deepseek.dev", "deepseektenants", ("list", "watch")),
+    Rule("deepseek.dev", "deepseektenants/status", ("patch",)),
+    Rule("", "resourcequotas", ("create", "delete", "list", "patch", "watch")),
+)
+"""Needed beside these where every namespace is served: by the ClusterRole. Where the operator has
+Roles only, it does without."""
 
 OWN_NAMESPACE: tuple[Rule, ...] = (
     Rule("coordination.k8s.io", "leases", ("create", "get", "update")),

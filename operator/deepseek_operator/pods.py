@@ -1,4 +1,4 @@
-"""What keeps a pod from answering, in words that say what to do.
+"""What keeps a pod from existing or answering, in words that say what to do.
 
 Pure. Works on the views of `views.view`; used for workers and for loaders.
 """
@@ -55,9 +55,56 @@ class Trouble:
     message: str
 
 
+def refusal_of(deployment: Manifest | None) -> Manifest | None:
+    """The condition of a Deployment whose pods the API server refuses to create.
+
+    Its message says why the first one was refused, however often and why ever others were since.
+    """
+    for condition in ((deployment or {}).get("status") or {}).get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            found: Manifest = condition
+            return found
+    return None
+
+
+def with_refusal(deployment: Manifest, words: str) -> Manifest:
+    """The Deployment, its pods refused in other words."""
+    conditions = [
+        condition | {"message": words} if condition["type"] == "ReplicaFailure" else condition
+        for condition in deployment["status"]["conditions"]
+    ]
+    return deployment | {"status": deployment["status"] | {"conditions": conditions}}
+
+
+def names_quota(refusal: str) -> bool:
+    """Whether the API server refuses for a ResourceQuota."""
+    return "exceeded quota" in refusal
+
+
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod answers requests."""
     return "deletionTimestamp" not in pod["metadata"] and _condition(pod, "Ready") == "True"
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether the pod has an address and its process runs, as far as its node has told."""
+    status = pod["status"]
+    return (
+        "deletionTimestamp" not in pod["metadata"]
+        and "podIP" in status
+        and status.get("phase") == "Running"
+        and any("running" in (c.get("state") or {}) for c in status.get("containers") or [])
+    )
+
+
+def has_run(pod: Manifest) -> bool:
+    """Whether any process of the pod was ever started, as far as its node has told."""
+    return any(
+        kind in (container.get(state) or {})
+        for container in pod["status"].get("containers") or []
+        for state in ("state", "lastState")
+        for kind in ("running", "terminated")
+    )
 
 
 def worst_trouble(pods: Iterable[Manifest]) -> Trouble | None:
@@ -163,6 +210,31 @@ def _not_ready(pod_name: str, *, is_started: bool) -> Trouble:
     )
 
 
+@dataclass(frozen=True)
+class LastWords:
+    """Why a worker's process ended, by itself."""
+
+    reason: str
+    message: str
+
+
+def last_words(container: Manifest) -> LastWords | None:
+    """What a container's process said when it ended last; None where it said nothing."""
+    for state in (container.get("state") or {}, container.get("lastState") or {}):
+        ended = state.get("terminated")
+        if ended is not None:
+            return _words_of(ended)
+    return None
+
+
+def _words_of(ended: Manifest) -> LastWords | None:
+    try:
+        told = json.loads((ended.get("message") or "").strip())
+        return LastWords(str(told["reason"]), str(told["message"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def _crash(pod_name: str, ended: Manifest) -> Trouble:
     """What the end of a worker means: its own words, or those of the node."""
     if ended.get("reason") == "OOMKilled":
@@ -171,18 +243,17 @@ def _crash(pod_name: str, ended: Manifest) -> Trouble:
             f"Pod {pod_name} was killed for using more memory than its limit. Raise"
             " spec.pod.resources.limits.memory, or lower spec.model.maxContextTokens.",
         )
-    text = (ended.get("message") or "").strip()
-    try:
-        told = json.loads(text)
-        reason, words = str(told["reason"]), str(told["message"])
-    except (ValueError, KeyError, TypeError):
+    told = _words_of(ended)
+    if told is None:
+        text = (ended.get("message") or "").strip()
         words = text[-500:] or f"exit code {ended.get('exitCode')}"
         return Trouble(
             "WorkerCrashing",
             f"Pod {pod_name} ended: {words}. `kubectl logs {pod_name} --previous` shows more.",
         )
     return Trouble(
-        _WORKER_REASONS.get(reason, "WorkerCrashing"), f"Pod {pod_name}: {sentence(words)}"
+        _WORKER_REASONS.get(told.reason, "WorkerCrashing"),
+        f"Pod {pod_name}: {sentence(told.message)}",
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from deepseek_contract.deployment import DeepSeekDeploymentSpec
 from deepseek_contract.pod import PodSettings
@@ -20,12 +22,14 @@ from deepseek_contract.source import (
     Downloaded,
     HttpsSource,
     HubSource,
+    Mounted,
     NodePathSource,
     OciSource,
     PackageSource,
     PvcSource,
     Source,
 )
+from deepseek_operator.devices import node_requirements, requests_of, resource_of
 from deepseek_operator.kinds import (
     DEEPSEEK_DEPLOYMENT,
     DEPLOYMENT,
@@ -37,28 +41,32 @@ from deepseek_operator.kinds import (
     Kind,
     Manifest,
 )
+from deepseek_operator.recovery import anti_affinity
 from deepseek_operator.settings import Settings
+from deepseek_operator.tiers import PRIMARY, Tier, tiers_of
 
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "deepseek-operator"
 MANAGED_BY_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 DEPLOYMENT_LABEL = "deepseek.dev/deployment"
+PIN_ANNOTATION = "deepseek.dev/pin"
+"""On an object, set by a person: the tier that is to serve."""
 TIER_LABEL = "deepseek.dev/tier"
-PRIMARY = "primary"
 HASH_ANNOTATION = "deepseek.dev/applied-hash"
 """On each child: the hash of the manifest it was applied from. A field that is no longer wanted
 leaves no trace in the live object, but it changes the hash."""
 MODEL_ANNOTATION = "deepseek.dev/model-source"
 """On the pod template: the source that its pods serve."""
 
+_KEPT = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
 CONTAINER = "worker"
 PORT = 8000
 DNS_PORT = 53
-GPU_RESOURCE = "nvidia.com/gpu"
 TOKEN_KEY = "token"  # noqa: S105 - the key in the Secret, not a token
 STATE_TOKEN_FOLDER = "/etc/deepseek/state-token"  # noqa: S105 - a folder
 API_KEY_FOLDER = "/etc/deepseek/api-keys"
 MODEL_FOLDER = "/model"
+ADAPTER_FOLDER = "/adapters"
 CACHE_FOLDER = "/cache"
 PACKAGED_MODELS = "/models"
 
@@ -81,21 +89,35 @@ class Owner:
 
 
 def desired_state(
-    owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings
+    owner: Owner,
+    spec: DeepSeekDeploymentSpec,
+    settings: Settings,
+    tiers: Iterable[Tier] | None = None,
 ) -> tuple[Manifest, ...]:
-    """All children of an object but those of its model's cache, which other objects may share.
+    """All children of an object but those of its models' caches, which other objects may share.
 
-    The Secret comes without its token: that is random, made once and then left alone.
+    The Secret comes without its token: that is random, made once and then left alone. Deployments
+    come without `replicas`, which an autoscaler may own (see `autoscale`).
+
+    Args:
+        owner: The object.
+        spec: What it asks for.
+        settings: The installation's.
+        tiers: The tiers with the pods that they are to have now; absent, as the spec says.
     """
-    children = (
+    children = [
         _service_account(owner),
         _token_secret(owner),
         _network_policy(owner, spec, settings),
         _disruption_budget(owner),
         _service(owner, spec),
-        _deployment(owner, spec, settings),
-    )
-    return tuple(with_hash(child) for child in children)
+    ]
+    children += [
+        deployment(owner, tier, settings)
+        for tier in (tiers_of(spec) if tiers is None else tiers)
+        if tier.is_primary or tier.replicas > 0
+    ]
+    return tuple(with_hash(manifest) for manifest in children)
 
 
 def with_hash(manifest: Manifest) -> Manifest:
@@ -145,6 +167,13 @@ def claim_name(spec: DeepSeekDeploymentSpec) -> str | None:
 def has_foreign_claim(spec: DeepSeekDeploymentSpec) -> bool:
     """Whether the model's volume was made by somebody else."""
     return claim_name(spec) is not None and claim_name(spec) != cache_name(spec.model.parsed_source)
+
+
+def foreign_claims(spec: DeepSeekDeploymentSpec) -> set[str]:
+    """Names of the claims that somebody else made, of the model and of its adapters."""
+    adapters = (adapter.parsed_source for adapter in spec.model.lora or [])
+    claims = {source.claim for source in adapters if isinstance(source, PvcSource)}
+    return claims | ({claim_name(spec) or ""} if has_foreign_claim(spec) else set())
 
 
 def worker_image(spec: DeepSeekDeploymentSpec, settings: Settings) -> str:
@@ -210,20 +239,24 @@ def placement(pod: PodSettings) -> Manifest:
     return {name: document[name] for name in names if document.get(name)}
 
 
-def _child(kind: Kind, owner: Owner, name: str, labels: dict[str, str] | None = None) -> Manifest:
+def child(kind: Kind, owner: Owner, name: str, labels: dict[str, str] | None = None) -> Manifest:
+    """The beginning of the manifest of a child, which Kubernetes collects with its object."""
     manifest = metadata_of(kind, owner.namespace, name, _labels(owner) | (labels or {}))
-    manifest["metadata"]["ownerReferences"] = [
-        {
-            "apiVersion": DEEPSEEK_DEPLOYMENT.api_version,
-            "kind": DEEPSEEK_DEPLOYMENT.kind,
-            "name": owner.name,
-            "uid": owner.uid,
-            "controller": True,
-            # Blocking would need a right on the owner's finalizers, and nothing waits for it.
-            "blockOwnerDeletion": False,
-        }
-    ]
+    manifest["metadata"]["ownerReferences"] = [owner_reference(owner.name, owner.uid)]
     return manifest
+
+
+def owner_reference(name: str, uid: str) -> Manifest:
+    """What makes Kubernetes collect a child when its object is gone."""
+    return {
+        "apiVersion": DEEPSEEK_DEPLOYMENT.api_version,
+        "kind": DEEPSEEK_DEPLOYMENT.kind,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        # Blocking would need a right on the owner's finalizers, and nothing waits for it.
+        "blockOwnerDeletion": False,
+    }
 
 
 def _labels(owner: Owner) -> dict[str, str]:
@@ -235,13 +268,21 @@ def _labels(owner: Owner) -> dict[str, str]:
     }
 
 
+def _away_from_quarantine(owner: Owner, affinity: Manifest) -> Manifest:
+    """The affinity that people want, and none to nodes that a pod of the object had to leave."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    theirs = affinity.get("podAntiAffinity") or {}
+    terms = [*(theirs.get(required) or []), anti_affinity(owner.name)]
+    return {**affinity, "podAntiAffinity": {**theirs, required: terms}}
+
+
 def _service_account(owner: Owner) -> Manifest:
     # Workers never talk to the API server.
-    return _child(SERVICE_ACCOUNT, owner, owner.name) | {"automountServiceAccountToken": False}
+    return child(SERVICE_ACCOUNT, owner, owner.name) | {"automountServiceAccountToken": False}
 
 
 def _token_secret(owner: Owner) -> Manifest:
-    secret = _child(SECRET, owner, token_secret_name(owner))
+    secret = child(SECRET, owner, token_secret_name(owner))
     return secret | {"type": "Opaque", "immutable": True}
 
 
@@ -252,7 +293,7 @@ def token_secret_name(owner: Owner) -> str:
 
 def _service(owner: Owner, spec: DeepSeekDeploymentSpec) -> Manifest:
     wanted = spec.routing.service
-    service = _child(SERVICE, owner, owner.name)
+    service = child(SERVICE, owner, owner.name)
     if wanted.annotations:
         service["metadata"]["annotations"] = dict(wanted.annotations)
     return service | {
@@ -267,7 +308,7 @@ def _service(owner: Owner, spec: DeepSeekDeploymentSpec) -> Manifest:
 
 
 def _disruption_budget(owner: Owner) -> Manifest:
-    return _child(DISRUPTION_BUDGET, owner, owner.name) | {
+    return child(DISRUPTION_BUDGET, owner, owner.name) | {
         "spec": {
             "maxUnavailable": 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
@@ -300,9 +341,10 @@ def _network_policy(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settin
                 }
             },
         ]
-    return _child(NETWORK_POLICY, owner, owner.name) | {
+    return child(NETWORK_POLICY, owner, owner.name) | {
         "spec": {
-            "podSelector": {"matchLabels": selector(owner.name)},
+            # By labels that a quarantined pod keeps.
+            "podSelector": {"matchLabels": {label: _labels(owner)[label] for label in _KEPT}},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [ingress],
             "egress": [dns_egress()],
@@ -310,11 +352,12 @@ def _network_policy(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settin
     }
 
 
-def _deployment(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings) -> Manifest:
-    labels = selector(owner.name, PRIMARY)
-    return _child(DEPLOYMENT, owner, deployment_name(owner), {TIER_LABEL: PRIMARY}) | {
+def deployment(owner: Owner, tier: Tier, settings: Settings) -> Manifest:
+    """A tier's Deployment, without its replicas."""
+    spec, labels = tier.spec, selector(owner.name, tier.name)
+    name = deployment_name(owner, tier.name)
+    return child(DEPLOYMENT, owner, name, {TIER_LABEL: tier.name}) | {
         "spec": {
-            "replicas": spec.replicas,
             "selector": {"matchLabels": labels},
             "strategy": _strategy(spec),
             "revisionHistoryLimit": 2,
@@ -324,7 +367,7 @@ def _deployment(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings) 
                     "labels": _labels(owner) | labels,
                     "annotations": {MODEL_ANNOTATION: spec.model.source},
                 },
-                "spec": _pod(owner, spec, settings),
+                "spec": pod_spec(owner, tier, settings),
             },
         }
     }
@@ -341,8 +384,19 @@ def _strategy(spec: DeepSeekDeploymentSpec) -> Manifest:
     }
 
 
-def _pod(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings) -> Manifest:
+def pod_spec(owner: Owner, tier: Tier, settings: Settings) -> Manifest:
+    """The spec of a tier's pods."""
+    spec = tier.spec
     model_volumes, model_mounts, model_path = _model_volume(spec)
+    adapters = {
+        adapter.name: _mounted(
+            adapter.parsed_source, f"adapter-{index}", f"{ADAPTER_FOLDER}/{adapter.name}"
+        )
+        for index, adapter in enumerate(spec.model.lora or [])
+    }
+    adapter_volumes = [volume for volumes, _, _ in adapters.values() for volume in volumes]
+    adapter_mounts = [mount for _, mounts, _ in adapters.values() for mount in mounts]
+    adapter_paths = {name: path for name, (_, _, path) in adapters.items()}
     scratch, scratch_mount = scratch_volume()
     volumes = [
         scratch,
@@ -351,11 +405,13 @@ def _pod(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings) -> Mani
             "secret": {"secretName": token_secret_name(owner)},
         },
         *model_volumes,
+        *adapter_volumes,
     ]
     mounts = [
         scratch_mount,
         {"name": "state-token", "mountPath": STATE_TOKEN_FOLDER, "readOnly": True},
         *model_mounts,
+        *adapter_mounts,
     ]
     keys = spec.security.api_key_secret
     if keys is not None:
@@ -371,21 +427,28 @@ def _pod(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings) -> Mani
         "serviceAccountName": owner.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_security(settings, has_claim=claim_name(spec) is not None),
-        "terminationGracePeriodSeconds": (
-            ENDPOINT_SECONDS + spec.recovery.drain_seconds + EXIT_SECONDS
+        "securityContext": pod_security(
+            settings, has_claim=any("persistentVolumeClaim" in volume for volume in volumes)
         ),
-        "containers": [_container(owner, spec, settings, model_path, mounts)],
+        "terminationGracePeriodSeconds": grace_seconds(spec),
+        "containers": [
+            _container(tier, settings, mounts)
+            | {"args": worker_arguments(owner, tier, model_path, adapter_paths)}
+        ],
         "volumes": volumes,
         **placement(spec.pod),
     }
+    pod["affinity"] = _away_from_quarantine(owner, pod.get("affinity") or {})
+    device = node_requirements(spec.gpu, _resource(tier))
+    if device:
+        pod["affinity"] = _on_nodes_with(device, pod.get("affinity") or {})
     if spec.pod.runtime_class_name is not None:
         pod["runtimeClassName"] = spec.pod.runtime_class_name
     if spec.pod.topology_spread:
         pod["topologySpreadConstraints"] = [
             spread.document()
             | {
-                "labelSelector": {"matchLabels": selector(owner.name, PRIMARY)},
+                "labelSelector": {"matchLabels": selector(owner.name, tier.name)},
                 "matchLabelKeys": ["pod-template-hash"],
             }
             for spread in spec.pod.topology_spread
@@ -393,22 +456,40 @@ def _pod(owner: Owner, spec: DeepSeekDeploymentSpec, settings: Settings) -> Mani
     return pod
 
 
-def _container(
-    owner: Owner,
-    spec: DeepSeekDeploymentSpec,
-    settings: Settings,
-    model_path: str,
-    mounts: list[Manifest],
-) -> Manifest:
+def _resource(tier: Tier) -> str:
+    return tier.resource or resource_of(tier.gpu, None)
+
+
+def _on_nodes_with(device: list[Manifest], affinity: Manifest) -> Manifest:
+    """The affinity with further conditions in each of its terms, one of which must hold."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    of_nodes = affinity.get("nodeAffinity") or {}
+    terms = (of_nodes.get(required) or {}).get("nodeSelectorTerms") or [{}]
+    narrowed = [
+        # A term that says nothing holds for no node, and would hold for some with this.
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *device]}
+        for term in terms
+        if term or len(terms) == 1
+    ]
+    return {**affinity, "nodeAffinity": {**of_nodes, required: {"nodeSelectorTerms": narrowed}}}
+
+
+def grace_seconds(spec: DeepSeekDeploymentSpec) -> int:
+    """How long a pod may take to end."""
+    return ENDPOINT_SECONDS + spec.recovery.drain_seconds + EXIT_SECONDS
+
+
+def _container(tier: Tier, settings: Settings, mounts: list[Manifest]) -> Manifest:
+    """The worker's container but for its command line."""
+    spec = tier.spec
     ready = {"path": "/health/ready", "port": "http"}
     container: Manifest = {
         "name": CONTAINER,
         "image": worker_image(spec, settings),
         "imagePullPolicy": pull_policy(spec, settings),
-        "args": worker_arguments(owner, spec, model_path),
         "env": _environment(spec),
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
-        "resources": _resources(spec),
+        "resources": _resources(tier),
         "securityContext": CONTAINER_SECURITY,
         "startupProbe": {
             "httpGet": ready,
@@ -434,8 +515,11 @@ def _container(
     return container
 
 
-def worker_arguments(owner: Owner, spec: DeepSeekDeploymentSpec, model_path: str) -> list[str]:
-    """The worker's command line."""
+def worker_arguments(
+    owner: Owner, tier: Tier, model_path: str, adapter_paths: Mapping[str, str]
+) -> list[str]:
+    """The worker's command line; paths are those in its container."""
+    spec = tier.spec
     arguments = [
         "serve",
         f"--model={model_path}",
@@ -445,19 +529,44 @@ def worker_arguments(owner: Owner, spec: DeepSeekDeploymentSpec, model_path: str
         f"--weights={spec.model.weights}",
         f"--kv-cache={spec.model.kv_cache}",
         f"--drain-seconds={spec.recovery.drain_seconds}",
+        f"--retries-per-batch={spec.recovery.retries_per_batch}",
         f"--state-token-file={STATE_TOKEN_FOLDER}/{TOKEN_KEY}",
         _memory_limit(spec),
     ]
     if spec.model.max_context_tokens is not None:
         arguments.append(f"--max-context-tokens={spec.model.max_context_tokens}")
+    arguments += [f"--lora={name}={path}" for name, path in adapter_paths.items()]
+    if tier.primary is not None:
+        # The answers of a fallback name it and the model that was asked for.
+        arguments.append(f"--model-id={model_name(spec.model.parsed_source)}")
+        arguments.append(f"--instead-of={model_name(tier.primary.parsed_source)}")
     if spec.security.api_key_secret is not None:
         arguments.append(f"--api-key-file={API_KEY_FOLDER}/{spec.security.api_key_secret.key}")
     return arguments + list(spec.pod.extra_args or [])
 
 
+def model_name(source: Source) -> str:
+    """A model's name for clients: the last part of its source, without hosts and secrets."""
+    match source:
+        case PackageSource(name=name):
+            return name
+        case HubSource(repository=repository):
+            return repository
+        case OciSource(image=image, path=path):
+            return PurePosixPath(path or image).name
+        case PvcSource(claim=claim, path=path):
+            return PurePosixPath(path or claim).name
+        case HttpsSource(url=url):
+            return PurePosixPath(urlsplit(url).path).name or "model"
+        case NodePathSource(path=path):
+            return PurePosixPath(path).name
+
+
 def _memory_limit(spec: DeepSeekDeploymentSpec) -> str:
-    """On a GPU a share of the device; on a CPU of the container's limit, where it has one."""
+    """A share of the device, of a vGPU's memory, or on a CPU of the container's limit."""
     percent = spec.gpu.memory_limit_percent
+    if spec.gpu.memory_gib is not None:
+        return f"--memory-limit-bytes={spec.gpu.memory_gib * 2**30 * percent // 100}"
     limits = (spec.pod.resources.limits if spec.pod.resources is not None else None) or {}
     if spec.gpu.mode == "cpu" and "memory" in limits:
         return f"--memory-limit-bytes={int(amount(limits['memory']) * percent / 100)}"
@@ -479,13 +588,14 @@ def _environment(spec: DeepSeekDeploymentSpec) -> list[Manifest]:
     ]
 
 
-def _resources(spec: DeepSeekDeploymentSpec) -> Manifest:
+def _resources(tier: Tier) -> Manifest:
+    spec = tier.spec
     resources: dict[str, Any] = {}
     if spec.pod.resources is not None:
         resources = spec.pod.resources.document()
-    if spec.gpu.mode == "whole":
-        for part in ("requests", "limits"):
-            resources[part] = {**resources.get(part, {}), GPU_RESOURCE: spec.gpu.count}
+    devices = requests_of(spec.gpu, _resource(tier))
+    for part in ("requests", "limits") if devices else ():
+        resources[part] = {**resources.get(part, {}), **devices}
     # Kubernetes stores amounts as text.
     return {
         part: {name: str(value) for name, value in amounts.items()}
@@ -498,8 +608,18 @@ def _model_volume(
 ) -> tuple[list[Manifest], list[Manifest], str]:
     """The volume that holds the model, its mount, and the model's path in the container."""
     source = spec.model.parsed_source
+    if not isinstance(source, Downloaded):
+        return _mounted(source, "model", MODEL_FOLDER)
+    volume = {"persistentVolumeClaim": {"claimName": claim_name(spec), "readOnly": True}}
+    mount = {"name": "model", "mountPath": CACHE_FOLDER, "readOnly": True}
+    return [{"name": "model", **volume}], [mount], f"{CACHE_FOLDER}/{cache_name(source)}"
+
+
+def _mounted(
+    source: Mounted, volume_name: str, folder: str
+) -> tuple[list[Manifest], list[Manifest], str]:
+    """The same for a source that is not downloaded."""
     volume: Manifest
-    folder = MODEL_FOLDER
     match source:
         case PackageSource(name=name):
             return [], [], f"{PACKAGED_MODELS}/{name}"
@@ -510,12 +630,8 @@ def _model_volume(
         case NodePathSource(path=node_path):
             place, path = _node_folder(node_path)
             volume = {"hostPath": {"path": place, "type": "Directory"}}
-        case HubSource() | HttpsSource():
-            claim_of_cache = claim_name(spec)
-            volume = {"persistentVolumeClaim": {"claimName": claim_of_cache, "readOnly": True}}
-            folder, path = CACHE_FOLDER, cache_name(source)
-    mount = {"name": "model", "mountPath": folder, "readOnly": True}
-    return [{"name": "model", **volume}], [mount], f"{folder}/{path}" if path else folder
+    mount = {"name": volume_name, "mountPath": folder, "readOnly": True}
+    return [{"name": volume_name, **volume}], [mount], f"{folder}/{path}" if path else folder
 
 
 def _node_folder(path: str) -> tuple[str, str | None]:
@@ -524,8 +640,3 @@ def _node_folder(path: str) -> tuple[str, str | None]:
     if pure.suffix in {".gguf", ".safetensors"}:
         return str(pure.parent), pure.name
     return path, None
-
-
-def is_downloaded(source: Source) -> bool:
-    """Whether a loader has to fetch the model."""
-    return isinstance(source, Downloaded)

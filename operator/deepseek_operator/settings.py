@@ -36,8 +36,8 @@ class Settings(BaseModel):
     let it in."""
 
     watch_namespaces: tuple[DnsLabel, ...] = ()
-    """Namespaces to serve, separated by commas. Empty serves the whole cluster, which needs a
-    ClusterRole; with names a Role in each of them is enough."""
+    """Namespaces to serve. Empty serves the whole cluster, which needs a ClusterRole; with names a
+    Role in each of them is enough."""
 
     identity: str = ""
     """Name of this process in the Lease. Empty takes the host's name and a random suffix, so
@@ -48,11 +48,24 @@ class Settings(BaseModel):
     to the pod and goes with it, so that nobody waits for an operator that was uninstalled."""
 
     prometheus_namespaces: tuple[DnsLabel, ...] = ("monitoring",)
-    """Namespaces whose pods may scrape the workers, separated by commas."""
+    """Namespaces whose pods may scrape the workers."""
 
     client_namespaces: tuple[DnsLabel | Literal["*"], ...] = ()
-    """Namespaces whose pods may ask the models, besides the deployment's own namespace, separated
-    by commas; a gateway's namespace belongs here. `*` lets every pod in."""
+    """Namespaces whose pods may ask the models, besides the deployment's own; a gateway's belongs
+    here. `*` lets every pod in."""
+
+    keda: bool = False
+    """Whether KEDA is installed and objects may say `provider: keda`. The operator may then write
+    ScaledObjects."""
+
+    gateway_api: bool = False
+    """Whether the CRDs of the Gateway API are installed and objects may ask for an HTTPRoute. The
+    Gateway's own namespace belongs among those whose pods may ask the models."""
+
+    prometheus_url: str = Field(
+        "http://prometheus-operated.monitoring.svc:9090", pattern=r"^https?://\S+$"
+    )
+    """Where KEDA asks for the workers' metrics. prometheus-adapter has an address of its own."""
 
     worker_image: str = Field("localhost/deepseek-worker:dev", min_length=1)
     """Image of the worker and of the model loader, unless a deployment names its own."""
@@ -95,6 +108,22 @@ class Settings(BaseModel):
     api_retries: int = Field(2, ge=0)
     """How often a request is repeated at once after 429, 5xx, a conflict or a broken connection.
     After that the object waits for its own next turn, and others have theirs."""
+
+    probe_seconds: Seconds = 2
+    """How often each worker is asked how it does. Three silences in a row mean that it does not
+    answer."""
+
+    probe_timeout_seconds: Seconds = 1.5
+    """Time limit of asking a worker."""
+
+    max_concurrent_probes: int = Field(128, ge=1)
+    """How many workers are asked at the same time."""
+
+    worker_state_url: str = Field(
+        "http://{ip}:{port}/state", pattern=r"^https?://([^{}\s]|\{(ip|port|namespace|pod)\})+$"
+    )
+    """Where a worker is asked: `{ip}`, `{port}`, `{namespace}` and `{pod}` stand for the pod's.
+    Another address than the pod's own is for fleets that are simulated."""
 
     watch_seconds: int = Field(300, ge=10)
     """The server ends each watch after this time; it is then opened again where it ended."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from deepseek_operator.kinds import (
+    AUTOSCALER,
     DEEPSEEK_DEPLOYMENT,
     DEPLOYMENT,
+    HTTP_ROUTE,
     JOB,
     POD,
+    SCALED_OBJECT,
     SECRET,
     VOLUME_CLAIM,
     Manifest,
@@ -70,7 +73,14 @@ def view(manifest: Manifest) -> Manifest:
         if key not in {"apiVersion", "kind", "metadata", "status"}
     }
     if kind == DEPLOYMENT.kind:
+        kept["replicaManagers"] = _replica_managers(manifest)
         kept["status"] = _some(status, _DEPLOYMENT_STATUS) | _conditions(status)
+    elif kind == AUTOSCALER.kind:
+        kept["status"] = _some(status, ("desiredReplicas",)) | _conditions(status)
+    elif kind == SCALED_OBJECT.kind:
+        kept["status"] = _conditions(status)
+    elif kind == HTTP_ROUTE.kind:
+        kept["status"] = _some(status, ("parents",))
     elif kind == VOLUME_CLAIM.kind:
         kept["status"] = _some(status, ("phase", "capacity"))
     elif kind == DEEPSEEK_DEPLOYMENT.kind:
@@ -87,6 +97,17 @@ def matters(old: Manifest | None, new: Manifest) -> bool:
     if old is None:
         return True
     return _essence(old) != _essence(new)
+
+
+def _replica_managers(deployment: Manifest) -> list[str]:
+    """Who owns `spec.replicas`, by the names under which they write."""
+    return sorted(
+        {
+            entry.get("manager", "")
+            for entry in deployment["metadata"].get("managedFields") or []
+            if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        }
+    )
 
 
 def _essence(kept: Manifest) -> Manifest:
@@ -119,9 +140,9 @@ def _conditions(status: Manifest) -> Manifest:
 
 
 def _pod_status(status: Manifest) -> Manifest:
-    kept = _some(status, ("phase", "reason", "message")) | _conditions(status)
+    kept = _some(status, ("phase", "reason", "message", "podIP")) | _conditions(status)
     containers: list[dict[str, Any]] = [
-        _some(container, ("name", "ready", "started", "state", "lastState"))
+        _some(container, ("name", "ready", "started", "state", "lastState", "restartCount"))
         for container in (
             *(status.get("initContainerStatuses") or []),
             *(status.get("containerStatuses") or []),

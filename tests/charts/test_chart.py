@@ -17,7 +17,13 @@ import chart_values  # noqa: E402
 import crds  # noqa: E402
 import rendering  # noqa: E402
 from cluster import ControlPlane  # noqa: E402
-from deepseek_operator.permissions import OWN_NAMESPACE, SERVED_NAMESPACES  # noqa: E402
+from deepseek_contract import metrics  # noqa: E402
+from deepseek_operator.permissions import (  # noqa: E402
+    KEDA,
+    OWN_NAMESPACE,
+    SERVED_NAMESPACES,
+    WHOLE_CLUSTER,
+)
 from deepseek_operator.settings import Settings, settings_from, variable_name  # noqa: E402
 
 # helm is one of the local cluster's programs.
@@ -98,6 +104,7 @@ def leaves(values: dict[str, Any], path: str = "") -> dict[str, Any]:
 DEFAULTS = leaves(yaml.safe_load((rendering.CHART / "values.yaml").read_text()))
 # Values that are not just any other text or number.
 OTHER = {
+    "settings.workerStateUrl": "http://responder.example/{namespace}/{pod}",
     "image.digest": f"sha256:{'0' * 64}",
     "worker.image.digest": f"sha256:{'0' * 64}",
     "image.pullPolicy": "Always",
@@ -105,6 +112,8 @@ OTHER = {
     "settings.logLevel": "debug",
     "settings.logFormat": "text",
     "settings.huggingFaceEndpoint": "https://mirror.example",
+    "settings.prometheusUrl": "https://prometheus.example",
+    "podMonitor.enabled": True,
     "imagePullSecrets": [{"name": "a"}],
     "tolerations": [{"operator": "Exists"}],
 }
@@ -148,6 +157,9 @@ def test_each_setting_reaches_the_operator_as_it_was_given(chart: Any) -> None:
         "imagePullPolicy": "Always",
         "huggingFaceEndpoint": "http://mirror.example:8080/hub",
         "volumeGroup": 5_000_000,
+        "keda": True,
+        "gatewayApi": True,
+        "prometheusUrl": "https://prometheus.example/prefix",
         "httpPort": 9090,
         "logLevel": "debug",
         "logFormat": "text",
@@ -158,6 +170,10 @@ def test_each_setting_reaches_the_operator_as_it_was_given(chart: Any) -> None:
         "apiTimeoutSeconds": 2_000_000,
         "apiRetries": 0,
         "watchSeconds": 60,
+        "probeSeconds": 5,
+        "probeTimeoutSeconds": 0.5,
+        "maxConcurrentProbes": 1_000_000,
+        "workerStateUrl": "http://responder.example:8080/{namespace}/{pod}",
     }
     flag = f"--set-json=settings={json.dumps(changed)}"
 
@@ -250,7 +266,9 @@ def test_a_cluster_wide_operator_has_a_cluster_role_with_exactly_its_calls(chart
 
     role = only(manifests, "ClusterRole", "deepseek-deepseek-operator")
     wanted = {
-        (verb, rule.group, rule.resource) for rule in SERVED_NAMESPACES for verb in rule.verbs
+        (verb, rule.group, rule.resource)
+        for rule in (*SERVED_NAMESPACES, *WHOLE_CLUSTER)
+        for verb in rule.verbs
     }
     assert rules(role) == wanted
     assert only(manifests, "ClusterRoleBinding")["roleRef"]["name"] == role["metadata"]["name"]
@@ -359,6 +377,54 @@ def test_pod_monitors_find_the_operator_and_the_workers(chart: Any) -> None:
     assert in_two["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
 
 
+def test_pod_monitors_are_made_where_the_cluster_knows_them(chart: Any) -> None:
+    known = "--api-versions=monitoring.coreos.com/v1/PodMonitor"
+
+    assert "PodMonitor" in {m["kind"] for m in chart.render(known)}
+    never = chart.render(known, "--set=podMonitor.enabled=false")
+    assert "PodMonitor" not in {m["kind"] for m in never}
+    # What is bridged is one minute, which has to hold some scrapes.
+    assert "intervalSeconds" in chart.refusal("--set=podMonitor.intervalSeconds=60")
+
+
+def test_the_adapter_s_rules_can_be_had_as_a_config_map_and_as_values(chart: Any) -> None:
+    rules = only(chart.render("--set=prometheusAdapter.configMap=true"), "ConfigMap", "-rules")
+    values = yaml.safe_load((rendering.CHART / "files/adapter-values.yaml").read_text())
+
+    given = yaml.safe_load(rules["data"]["config.yaml"])["externalRules"]
+
+    assert given == values["rules"]["external"]
+    assert [rule["name"]["matches"] for rule in given] == [
+        metric.name for metric in metrics.SCALING_METRICS
+    ]
+
+
+def test_what_the_rules_go_by_is_what_both_ways_to_scrape_give(chart: Any) -> None:
+    """Cases B02 and B03: the series carry the worker's pod and namespace, however scraped."""
+    monitor = only(chart.render("--set=podMonitor.enabled=true"), "PodMonitor", "-workers")
+    (job,) = yaml.safe_load((rendering.CHART / "files/scrape-config.yaml").read_text())
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    # The Prometheus operator adds these two by itself.
+    by_monitor = {"namespace", "pod"} | {rule["targetLabel"] for rule in endpoint["relabelings"]}
+    by_job = {rule.get("target_label") for rule in job["relabel_configs"]}
+
+    assert set(metrics.TARGET_LABELS) <= by_monitor
+    assert set(metrics.TARGET_LABELS) <= by_job
+
+
+def test_the_rights_on_kedas_objects_are_there_where_keda_is(chart: Any) -> None:
+    right = ("create", "keda.sh", "scaledobjects")
+
+    without = only(chart.render(), "ClusterRole", "deepseek-operator")
+    with_keda = only(chart.render("--set=settings.keda=true"), "ClusterRole", "deepseek-operator")
+
+    assert right not in rules(without)
+    assert rules(with_keda) - rules(without) == {
+        (verb, rule.group, rule.resource) for rule in KEDA for verb in rule.verbs
+    }
+
+
 def test_a_service_account_of_somebody_else_is_used_everywhere(chart: Any) -> None:
     manifests = chart.render("--set=serviceAccount.create=false,serviceAccount.name=mine")
 
@@ -398,7 +464,8 @@ def test_names_and_labels_are_legal_for_every_release(
 
     for manifest in manifests:
         name = manifest["metadata"]["name"]
-        longest = 253 if manifest["kind"].startswith("Cluster") else 63
+        is_of_the_cluster = manifest["kind"].startswith(("Cluster", "Validating"))
+        longest = 253 if is_of_the_cluster else 63
         assert len(name) <= longest
         assert SERVICE_NAME.match(name.removeprefix(f"{namespace}-")[:63]), name
         for value in manifest["metadata"]["labels"].values():

@@ -3,19 +3,42 @@
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(REPOSITORY / "tools"))
 
-from real import Operator, Server, connect, eventually  # noqa: E402
+from real import Operator, Server, connect, eventually, install_crds, log_end  # noqa: E402
 
-import crds  # noqa: E402
 from cluster import ControlPlane  # noqa: E402
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Tell what was in the cluster when a test failed: a wait that was in vain does not say why."""
+    report = yield
+    if report.when == "call" and report.failed:
+        report.sections += [("Cluster", text) for text in _pictures(item.funcargs)]
+    return report
+
+
+def _pictures(fixtures: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        for fixture in fixtures.values():
+            if hasattr(fixture, "picture"):
+                yield fixture.picture()
+        if {"server", "namespace"} <= fixtures.keys():
+            yield fixtures["server"].picture_of(fixtures["namespace"])
+            yield "".join(log_end(log) for log in fixtures["tmp_path"].glob("*.log"))
+    except (AssertionError, OSError, httpx.HTTPError) as error:
+        yield f"The cluster cannot be looked at: {error!r}"
+
 
 _numbers = itertools.count(1)
 
@@ -27,10 +50,7 @@ def server() -> Iterator[Server]:
     """etcd, API server and controller manager, with the CRDs installed."""
     with ControlPlane("operator-tests", components=("kube-controller-manager",)) as plane:
         found = connect(plane)
-        for resource in crds.ALL:
-            found.apply(crds.custom_resource_definition(resource))
-        path = "/apis/deepseek.dev/v1alpha1/deepseekdeployments"
-        eventually(lambda: found.ask("GET", path).status_code == 200)
+        install_crds(found)
         yield found
         found.client.close()
 

@@ -37,6 +37,8 @@ class Fault:
     """Let nothing of the stream through, and keep it open."""
     swallow: str = ""
     """Leave out the watch events whose line has this text."""
+    hold: threading.Event | None = None
+    """Keep watch events back, in their order, while this is cleared."""
     times: int = 1
     hits: dict[str, int] = field(default_factory=dict)
 
@@ -58,7 +60,7 @@ class FaultProxy:
         self._tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         self._latency = latency_seconds
         self._random = random.Random(1)
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._ended: asyncio.Event
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -87,10 +89,11 @@ class FaultProxy:
         return sum(attributes == Attributes(verb, resource) for attributes, _ in self.seen)
 
     def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
+        # Unlike a loop that is only closed, this ends the streams that are still open.
+        asyncio.run(self._serve())
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         app = web.Application(client_max_size=2**24)
         app.router.add_route("*", "/{path:.*}", self._handle)
@@ -137,6 +140,8 @@ class FaultProxy:
             for name, value in request.headers.items()
             if name.lower() not in {"host", "content-length", "accept-encoding"}
         }
+        # The answer's header is not passed on, and the client's own would ask for another one.
+        headers["Accept-Encoding"] = "identity"
         url = f"{self._server}{request.path_qs}"
         body = await request.read()
         async with self._session.request(
@@ -149,9 +154,12 @@ class FaultProxy:
             await response.prepare(request)
             if fault is not None and fault.stall:
                 await asyncio.sleep(3600)
-            if fault is not None and fault.swallow:
+            if fault is not None and (fault.swallow or fault.hold):
                 async for line in answer.content:
-                    if fault.swallow.encode() not in line:
+                    # Another thread sets it.
+                    while fault.hold is not None and not fault.hold.is_set():  # noqa: ASYNC110 - above
+                        await asyncio.sleep(0.01)
+                    if not fault.swallow or fault.swallow.encode() not in line:
                         await response.write(line)
             else:
                 async for chunk in answer.content.iter_any():

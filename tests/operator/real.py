@@ -6,35 +6,58 @@ import base64
 import contextlib
 import json
 import os
+import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster import ControlPlane
-from deepseek_operator.kinds import KIND_OF, LEASE, Kind, Manifest
-from deepseek_operator.permissions import OWN_NAMESPACE, SERVED_NAMESPACES
+import crds
+from cluster import ControlPlane, ports
+from deepseek_operator.kinds import (
+    DEEPSEEK_DEPLOYMENT,
+    DEEPSEEK_TENANT,
+    DEPLOYMENT,
+    EVENT,
+    KIND_OF,
+    LEASE,
+    POD,
+    RESOURCE_QUOTA,
+    Kind,
+    Manifest,
+)
+from deepseek_operator.permissions import (
+    GATEWAY_API,
+    KEDA,
+    OWN_NAMESPACE,
+    SERVED_NAMESPACES,
+    WHOLE_CLUSTER,
+)
 from deepseek_operator.settings import PREFIX
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
+SHARE_THAT_WORKS = 0.7
+"""Of the processes that a `Killer` starts, those that it lets get to work."""
 
 
 def eventually(
-    check: Callable[[], T], *, seconds: float = 60.0, what: str = "", every: float = 0.05
+    check: Callable[[], T], *, seconds: float = 120.0, what: str = "", every: float = 0.05
 ) -> T:
     """Call until the result is true; the last result or error is in the message.
 
-    The time is for a machine that does ten other things: an operator alone needs seconds.
+    The time is for a machine that does many other things: an operator alone needs seconds.
     """
     deadline = time.monotonic() + seconds
     last: object = None
@@ -57,7 +80,10 @@ class Server:
     client: httpx.Client
 
     def ask(self, verb: str, path: str, body: Any = None, **options: Any) -> httpx.Response:
-        headers = {"Content-Type": options.pop("content_type", "application/json")}
+        headers = {
+            "Content-Type": options.pop("content_type", "application/json"),
+            "Accept": options.pop("accept", "application/json"),
+        }
         content = None if body is None else json.dumps(body)
         return self.client.request(verb, path, content=content, headers=headers, params=options)
 
@@ -113,6 +139,28 @@ class Server:
             {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
         )
 
+    def picture_of(self, namespace: str) -> str:
+        """What is in a namespace and what was said there, for whoever reads of a failed test."""
+        lines = [f"Namespace {namespace}:"]
+        for kind in (DEEPSEEK_DEPLOYMENT, DEPLOYMENT, RESOURCE_QUOTA, POD):
+            for live in self.list(kind, namespace):
+                spec, status = live.get("spec") or {}, dict(live.get("status") or {})
+                told = [
+                    f"    {c['type']} {c['status']} {c.get('reason')}: {c.get('message')}"
+                    for c in status.pop("conditions", None) or []
+                ]
+                told += [f"    before: {entry}" for entry in status.pop("history", None) or []]
+                name = live["metadata"]["name"]
+                size = spec.get("replicas", spec.get("nodeName", ""))
+                lines += [f"  {kind.kind} {name} {size}: {json.dumps(status)}", *told]
+        for event in self.list(EVENT, namespace):
+            about = event["involvedObject"]
+            lines.append(
+                f"  {event['lastTimestamp']} {about['kind']} {about.get('name')}:"
+                f" {event['reason']}: {event.get('message')}"
+            )
+        return "\n".join(lines) + "\n"
+
     def audit(self, user: str) -> Iterator[dict[str, Any]]:
         """What a service account asked, as the API server saw it."""
         for line in self.plane.audit_log.read_text().splitlines():
@@ -127,6 +175,12 @@ def _kind_of(manifest: Manifest) -> Kind:
     return Kind(group, version, manifest["kind"].lower() + "s", manifest["kind"])
 
 
+def log_end(file: Path, num_lines: int = 40) -> str:
+    """The end of an operator's log."""
+    lines = file.read_text(errors="replace").splitlines()[-num_lines:]
+    return "\n".join([f"{file.name} ends:", *lines]) + "\n"
+
+
 def connect(plane: ControlPlane) -> Server:
     folder = plane.state / "certificates"
     context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
@@ -136,15 +190,45 @@ def connect(plane: ControlPlane) -> Server:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return ports.choose(1)[0]
+
+
+def install_crds(server: Server, *, any_gpu_count: bool = False) -> None:
+    """Install the CRDs, and return when their objects are served.
+
+    Args:
+        server: Where.
+        any_gpu_count: Whether a pod may ask for more than one GPU. Workers of this version compute
+            on one; what the operator does with more is its own.
+    """
+    for resource in crds.ALL:
+        definition = crds.custom_resource_definition(resource)
+        if any_gpu_count:
+            schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+            schema["x-kubernetes-validations"] = [
+                rule
+                for rule in schema.get("x-kubernetes-validations", [])
+                if rule.get("fieldPath") != ".spec.gpu.count"
+            ]
+        server.apply(definition)
+    for kind in (DEEPSEEK_DEPLOYMENT, DEEPSEEK_TENANT):
+        path = kind.path(None)
+        eventually(lambda path=path: server.ask("GET", path).status_code == 200)
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory a process has had, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 @dataclass
 class Operator:
-    """One installation of the operator that serves its own namespace, under its own role."""
+    """One installation of the operator, under its own role.
+
+    It serves its own namespace, or with `cluster_wide` the whole cluster.
+    """
 
     server: Server
     namespace: str
@@ -153,6 +237,7 @@ class Operator:
     address: str = ""
     """The API server's, or that of a proxy before it."""
     settings: dict[str, str] = field(default_factory=dict)
+    cluster_wide: bool = False
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
 
@@ -162,34 +247,39 @@ class Operator:
 
     @property
     def log(self) -> str:
-        return self._log_file.read_text()
+        return self.log_file.read_text()
 
     @property
-    def _log_file(self) -> Path:
+    def log_file(self) -> Path:
+        """Of all its processes."""
         return self.folder / f"{self.identity}.log"
 
     def install(self) -> None:
         """Make service account, role and binding."""
-        rules = [rule.manifest() for rule in (*SERVED_NAMESPACES, *OWN_NAMESPACE)]
-        metadata = {"name": "deepseek-operator", "namespace": self.namespace}
-        rbac = "rbac.authorization.k8s.io"
-        self.server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
-        self.server.apply(
-            {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules}
-        )
+        keda = KEDA if self.settings.get("KEDA") == "true" else ()
+        gateway = GATEWAY_API if self.settings.get("GATEWAY_API") == "true" else ()
+        cluster = WHOLE_CLUSTER if self.cluster_wide else ()
+        served = (*SERVED_NAMESPACES, *keda, *gateway, *cluster, *OWN_NAMESPACE)
+        rules = [rule.manifest() for rule in served]
+        account = {"name": "deepseek-operator", "namespace": self.namespace}
+        metadata = {"name": "deepseek-operator"} if self.cluster_wide else account
+        scope = "Cluster" if self.cluster_wide else ""
+        group = "rbac.authorization.k8s.io"
+        start = {"apiVersion": f"{group}/v1", "metadata": metadata}
+        self.server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        self.server.apply({**start, "kind": f"{scope}Role", "rules": rules})
         self.server.apply(
             {
-                "apiVersion": f"{rbac}/v1",
-                "kind": "RoleBinding",
-                "metadata": metadata,
-                "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "deepseek-operator"},
-                "subjects": [{"kind": "ServiceAccount", **metadata}],
+                **start,
+                "kind": f"{scope}RoleBinding",
+                "roleRef": {"apiGroup": group, "kind": f"{scope}Role", "name": "deepseek-operator"},
+                "subjects": [{"kind": "ServiceAccount", **account}],
             }
         )
 
-    def kubeconfig(self) -> Path:
+    def kubeconfig(self, account: str = "deepseek-operator") -> Path:
         """Credentials of the service account."""
-        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/deepseek-operator/token"
+        path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{account}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = self.server.must("POST", path, body)["status"]["token"]
         authority = (self.server.plane.state / "certificates/ca.crt").read_bytes()
@@ -213,7 +303,7 @@ class Operator:
         self.port = free_port()
         settings = {
             "NAMESPACE": self.namespace,
-            "WATCH_NAMESPACES": self.namespace,
+            "WATCH_NAMESPACES": "" if self.cluster_wide else self.namespace,
             "IDENTITY": self.identity,
             "HTTP_PORT": str(self.port),
             "LEASE_DURATION_SECONDS": "5",
@@ -224,7 +314,7 @@ class Operator:
             "KUBECONFIG": str(self.kubeconfig()),
             **{PREFIX + name: value for name, value in settings.items()},
         }
-        with self._log_file.open("ab") as log:
+        with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "deepseek_operator.main", "run"],
                 env=environment, stdout=log, stderr=log, cwd=REPOSITORY,
@@ -234,7 +324,13 @@ class Operator:
         """End the process and return its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
+
+    @property
+    def peak_mib(self) -> float:
+        """The most memory the process has had, in MiB."""
+        assert self.process is not None
+        return peak_mib(self.process.pid)
 
     def ask(self, path: str) -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=5, trust_env=False)
@@ -263,3 +359,66 @@ class Operator:
             for key, number in self.requests().items()
             if key[0] in {"create", "update", "patch", "delete"} and key[1] != LEASE.resource
         }
+
+
+def replayed(fixture: str, *, killed_always: bool = False) -> pytest.MarkDecorator:
+    """Run a test twice: its operator left alone, and killed again and again.
+
+    Args:
+        fixture: Takes as its parameter whether the operator is killed.
+        killed_always: Whether the second run belongs to the short tests too.
+    """
+    marks = [] if killed_always else [pytest.mark.long]
+    runs = [
+        pytest.param(False, id="left alone"),
+        pytest.param(True, id="killed again and again", marks=marks),
+    ]
+    return pytest.mark.parametrize(fixture, runs, indirect=True)
+
+
+class Killer:
+    """Kills an operator at random and starts it again, as a kubelet does, for as long as it lasts.
+
+    Most processes get to work and then have `between` seconds to live, a number at random; the
+    others have them from their start. So the operator gets on on a machine that is busy too. The
+    seed is the test's, so that a run can be repeated as far as the machine's timing lets it.
+    """
+
+    def __init__(
+        self, operator: Operator, seed: object, between: tuple[float, float] = (0.5, 6.0)
+    ) -> None:
+        self.num_kills = 0
+        self._operator = operator
+        self._random = random.Random(str(seed))
+        self._between = between
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._kill, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _kill(self) -> None:
+        while not self._is_over.is_set():
+            if self._random.random() < SHARE_THAT_WORKS:
+                self._until_it_leads()
+            if self._is_over.wait(self._random.uniform(*self._between)):
+                return
+            self._operator.stop(signal.SIGKILL)
+            self._operator.start()
+            self.num_kills += 1
+
+    def _until_it_leads(self) -> None:
+        while not self._is_over.wait(0.2):
+            with contextlib.suppress(httpx.HTTPError):
+                if self._operator.is_leader():
+                    return

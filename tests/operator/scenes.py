@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from deepseek_contract.deployment import DeepSeekDeploymentSpec
+from deepseek_operator.devices import Supply
 from deepseek_operator.kinds import DEPLOYMENT, JOB, SECRET, Manifest, Reference, reference
 from deepseek_operator.loader import MODEL_LABEL
 from deepseek_operator.plan import Observed, Plan, plan
-from deepseek_operator.render import TOKEN_KEY, selector
+from deepseek_operator.quota import PodLimit
+from deepseek_operator.render import TOKEN_KEY, foreign_claims, selector
 from deepseek_operator.settings import Settings
 from deepseek_operator.status import status_of
 from deepseek_operator.views import view
@@ -116,8 +118,12 @@ class Simulation:
     objects: dict[Reference, Manifest] = field(default_factory=dict)
     pods: list[Manifest] = field(default_factory=list)
     loader_pods: list[Manifest] = field(default_factory=list)
+    quarantined: list[Manifest] = field(default_factory=list)
     foreign_claim: Manifest | None = None
     missing_secrets: tuple[str, ...] = ()
+    supply: Supply | None = None
+    limits: dict[str, PodLimit] = field(default_factory=dict)
+    readings: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     generation: int = 1
     now: datetime = NOW
@@ -140,9 +146,17 @@ class Simulation:
             children={key: self.objects[key] for key, cached in labelled.items() if not cached},
             cache={key: self.objects[key] for key, cached in labelled.items() if cached},
             pods=tuple(self.pods),
+            quarantined=tuple(self.quarantined),
             loader_pods=tuple(self.loader_pods),
-            foreign_claim=self.foreign_claim,
+            foreign_claims=(
+                dict.fromkeys(foreign_claims(self.spec), self.foreign_claim)
+                if self.foreign_claim
+                else {}
+            ),
             missing_secrets=self.missing_secrets,
+            supply=self.supply,
+            limits=self.limits,
+            readings=self.readings,
         )
 
     def plan(self) -> Plan:
@@ -152,7 +166,7 @@ class Simulation:
         """One round: plan, carry out, write the status."""
         todo = self.plan()
         self.carry_out(todo)
-        self.status = status_of(self.spec, self.observed(), todo.model, [], self.now)
+        self.status = status_of(self.spec, self.observed(), todo, [], self.now)
         return todo
 
     def settle(self) -> None:

@@ -1,5 +1,7 @@
 """Requests: how they are counted, repeated and given up."""
 
+from typing import Any
+
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -15,7 +17,7 @@ from deepseek_operator.api import (
     pause_seconds,
 )
 from deepseek_operator.errors import ClusterBusyError, ConflictError, NotFoundError, RefusedError
-from deepseek_operator.kinds import DEPLOYMENT, POD, SERVICE
+from deepseek_operator.kinds import DEPLOYMENT, POD, SERVICE, Manifest
 from deepseek_operator.settings import Settings
 
 SERVICE_X = {"kind": "Service", "metadata": {"namespace": "team", "name": "x"}}
@@ -169,6 +171,18 @@ class TestRetries:
 
         assert ("error" in [code for _, code in counted]) or len(script.requests) == 2
 
+    @pytest.mark.parametrize("body", [b"\x1f\x8b\x08 not unpacked", b"[]", b""])
+    async def test_what_is_no_object_is_asked_for_again(self, body: bytes) -> None:
+        script = Script(web.Response(body=body), json_answer({"a": 1}))
+
+        async with api_of(script) as (api, _):
+            assert await api.request("GET", "/x") == {"a": 1}
+
+        script = Script(web.Response(body=body))
+        async with api_of(script, Settings(api_retries=1)) as (api, _):
+            with pytest.raises(ClusterBusyError, match="no JSON object"):
+                await api.request("GET", "/x")
+
     async def test_an_answer_that_is_no_json_is_shown_as_far_as_it_helps(self) -> None:
         script = Script(web.Response(text="<html>gateway</html>", status=403))
 
@@ -212,16 +226,68 @@ class TestVerbs:
         assert query["force"] == "true"
         assert body == SERVICE_X
 
-    @pytest.mark.parametrize("status", [200, 404, 409])
-    async def test_a_deletion_is_of_one_object_and_in_the_background(self, status: int) -> None:
-        script = Script(refusal(status) if status > 200 else json_answer({}))
+    async def test_a_deletion_is_of_one_object_and_in_the_background(self) -> None:
+        script = Script(json_answer({"kind": "Status", "status": "Success"}))
 
         async with api_of(script) as (api, _):
-            await api.delete(SERVICE, "team", "x", uid="u")
+            await api.delete(SERVICE, "team", "x", uid="u", grace_seconds=0)
 
         body = script.requests[0][3]
         assert body["preconditions"] == {"uid": "u"}
         assert body["propagationPolicy"] == "Background"
+        assert body["gracePeriodSeconds"] == 0
+
+    def left(self, uid: str = "u", **metadata: Any) -> Manifest:
+        metadata = {"name": "x", "namespace": "team", "uid": uid, **metadata}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+
+    async def deletion(self, *answers: web.Response) -> Manifest | None:
+        async with api_of(Script(*answers)) as (api, _):
+            return await api.delete(POD, "team", "x", uid="u")
+
+    @pytest.mark.parametrize(
+        "metadata",
+        [
+            {"deletionTimestamp": "2026-05-01T12:00:00Z", "deletionGracePeriodSeconds": 30},
+            {"deletionTimestamp": "2026-05-01T12:00:00Z", "finalizers": ["a/b"]},
+            {
+                "deletionTimestamp": "2026-05-01T12:00:00Z",
+                "deletionGracePeriodSeconds": 0,
+                "finalizers": ["a/b"],
+            },
+        ],
+        ids=["time to end", "finalizers", "finalizers after its time"],
+    )
+    async def test_what_stays_after_a_deletion_is_told(self, metadata: Manifest) -> None:
+        pod = self.left(**metadata)
+
+        assert await self.deletion(json_answer(pod)) == pod
+
+    async def test_what_is_gone_after_a_deletion_is_told(self) -> None:
+        status = {"kind": "Status", "status": "Success", "metadata": {}, "details": {"uid": "u"}}
+        last = self.left(deletionTimestamp="2026-05-01T12:00:00Z", deletionGracePeriodSeconds=0)
+        another = {"metadata": {}, "items": [self.left(uid="another")]}
+
+        assert await self.deletion(json_answer(status)) is None
+        assert await self.deletion(json_answer(last)) is None
+        assert await self.deletion(refusal(404, "NotFound")) is None
+        assert await self.deletion(refusal(409, "Conflict"), json_answer(another)) is None
+        assert await self.deletion(refusal(409, "Conflict"), json_answer({"items": None})) is None
+
+    async def test_a_deletion_of_a_kind_that_is_not_served_tells_nothing_of_the_object(
+        self,
+    ) -> None:
+        with pytest.raises(NotFoundError):
+            await self.deletion(web.Response(text="404 page not found", status=404))
+
+    async def test_a_deletion_that_conflicts_though_the_uid_is_right_is_an_error(self) -> None:
+        items = {"metadata": {}, "items": [self.left()]}
+        going = self.left(deletionTimestamp="2026-05-01T12:00:00Z")
+
+        with pytest.raises(ConflictError):
+            await self.deletion(refusal(409, "Conflict"), json_answer(items))
+        found = await self.deletion(refusal(409, "Conflict"), json_answer({"items": [going]}))
+        assert found == going
 
 
 class TestLists:

@@ -1,6 +1,7 @@
 """The operator against a real API server: what a person sees who applies an object."""
 
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 from fault_proxy import FaultProxy
 from real import Operator, Server, eventually
+from responder import bind
 from scenes import condition
 
 from conftest import Start
 from deepseek_operator.kinds import (
+    AUTOSCALER,
     CHILD_KINDS,
     DEEPSEEK_DEPLOYMENT,
     DEPLOYMENT,
@@ -33,6 +36,10 @@ from deepseek_operator.render import MANAGED_BY_SELECTOR
 pytestmark = [pytest.mark.control_plane, pytest.mark.timeout(300)]
 
 CPU = {"gpu": {"mode": "cpu"}}
+QUOTA = Kind("", "v1", "resourcequotas", "ResourceQuota")
+FALLBACK = {
+    "fallbacks": [{"name": "small", "model": {"source": "package://tiny"}, "gpu": {"mode": "cpu"}}]
+}
 RICH = {
     "model": {"source": "oci://registry.example/tiny:1", "servedName": "org/tiny:1"},
     "replicas": 2,
@@ -111,15 +118,35 @@ def pods(server: Server, namespace: str) -> list[Manifest]:
     return [p for p in server.list(POD, namespace) if "deletionTimestamp" not in p["metadata"]]
 
 
+def refuse_pods(server: Server, namespace: str, *, but: int = 0) -> None:
+    """A quota that takes no more pods than these."""
+    metadata = {"name": "few", "namespace": namespace}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata}
+    server.apply({**quota, "spec": {"hard": {"pods": str(but)}}})
+    eventually(
+        lambda: "pods" in (server.get(QUOTA, namespace, "few") or {})["status"]["used"],
+        what="the quota is counted",
+    )
+
+
 def make_ready(server: Server, namespace: str) -> int:
-    """Play the kubelet: every pod runs and answers."""
+    """Play the kubelet: every pod runs and answers; returns how many do now."""
     for pod in pods(server, namespace):
-        if (pod["status"].get("conditions") or [{}])[-1].get("status") != "True":
+        if not is_ready(pod):
             ready = [{"type": "Ready", "status": "True", "lastTransitionTime": _now()}]
             changes = {"status": {"phase": "Running", "conditions": ready}}
             with contextlib.suppress(AssertionError):
                 server.patch(POD, namespace, pod["metadata"]["name"], changes, "status")
-    return len(pods(server, namespace))
+    return sum(is_ready(pod) for pod in pods(server, namespace))
+
+
+def is_ready(pod: Manifest) -> bool:
+    return bool((pod["status"].get("conditions") or [{}])[-1].get("status") == "True")
+
+
+def pin(server: Server, namespace: str, name: str, tier: str | None) -> None:
+    changes = {"metadata": {"annotations": {"deepseek.dev/pin": tier}}}
+    server.patch(DEEPSEEK_DEPLOYMENT, namespace, name, changes)
 
 
 def _now() -> str:
@@ -376,17 +403,20 @@ class TestQuiet:
         assert idle == before
         assert operator.writes() == before
 
+    @pytest.mark.parametrize(
+        "seeds",
+        [range(5), pytest.param(range(5, 20), marks=pytest.mark.long)],
+        ids=["some", "the rest of twenty"],
+    )
     def test_the_last_of_many_quick_edits_wins(
-        self, server: Server, namespace: str, start: Start
+        self, server: Server, namespace: str, start: Start, seeds: range
     ) -> None:
         """Case A11, over an API server that takes 200 ms."""
-        import random
-
         with FaultProxy(server.plane, latency_seconds=(0.2, 0.2)) as proxy:
             operator = start(address=proxy.address)
             server.apply(dsd(namespace))
             complete(server, namespace)
-            for seed in range(5):
+            for seed in seeds:
                 values = random.Random(seed).choices(range(6), k=20)
                 for value in values:
                     changes = {"spec": {"replicas": value}}
@@ -449,30 +479,40 @@ class TestRefusals:
         assert "ownerReferences" not in untouched["metadata"]
         eventually(lambda: reason(server, namespace) != "NameTaken")
 
+    def test_two_objects_that_come_to_one_name_do_not_take_it_from_each_other(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """The fallback `x-primary` of chat has the name that the primary of chat-x has."""
+        operator = start()
+        server.apply(dsd(namespace, "chat-x"))
+        complete(server, namespace, "chat-x")
+        fallback = {**FALLBACK["fallbacks"][0], "name": "x-primary"}
+
+        server.apply(dsd(namespace, spec={**CPU, "fallbacks": [fallback]}))
+        complete(server, namespace)
+        pin(server, namespace, "chat", "x-primary")
+
+        eventually(lambda: reason(server, namespace) == "NameTaken")
+        theirs = server.get(DEPLOYMENT, namespace, "chat-x-primary") or {}
+        assert theirs["metadata"]["labels"]["deepseek.dev/deployment"] == "chat-x"
+        assert theirs["metadata"]["generation"] == 1
+        pin(server, namespace, "chat", None)
+        eventually(lambda: reason(server, namespace) != "NameTaken")
+        quiet(operator)
+
     def test_a_quota_is_told_and_heals(self, server: Server, namespace: str, start: Start) -> None:
-        quota = Kind("", "v1", "resourcequotas", "ResourceQuota")
-        server.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "ResourceQuota",
-                "metadata": {"name": "none", "namespace": namespace},
-                "spec": {"hard": {"pods": "0"}},
-            }
-        )
-        eventually(
-            lambda: (server.get(quota, namespace, "none") or {})["status"]["hard"]["pods"] == "0"
-        )
+        refuse_pods(server, namespace)
         start()
 
         server.apply(dsd(namespace))
         eventually(lambda: reason(server, namespace) == "CreationRefused")
         refused = status_of(server, namespace)
-        server.delete(quota, namespace, "none")
+        server.delete(QUOTA, namespace, "few")
         eventually(lambda: make_ready(server, namespace), what="the pod is made")
         eventually(lambda: reason(server, namespace) == "Available")
 
         assert condition(refused, "QuotaExceeded")["status"] == "True"
-        assert "exceeded quota: none" in condition(refused, "Ready")["message"]
+        assert "exceeded quota: few" in condition(refused, "Ready")["message"]
         assert reason(server, namespace, "QuotaExceeded") == "WithinQuota"
 
     def test_a_folder_of_the_node_is_forbidden_by_pod_security(
@@ -555,8 +595,88 @@ class TestDownload:
         assert len(server.list(VOLUME_CLAIM, namespace)) == 1
         operator.stop()
 
+    def test_a_quota_that_refuses_the_loader_is_told_and_heals(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        refuse_pods(server, namespace)
+        start()
+
+        server.apply(dsd(namespace, spec={**CPU, "model": {"source": "hf://org/tiny@v1"}}))
+        eventually(lambda: reason(server, namespace, "ModelCached") == "CreationRefused")
+        told = status_of(server, namespace)
+        server.delete(QUOTA, namespace, "few")
+        eventually(
+            lambda: reason(server, namespace, "ModelCached") == "Downloading",
+            what="the Job's controller tries again, and the condition follows",
+            seconds=120,
+        )
+
+        assert "exceeded quota: few" in condition(told, "ModelCached")["message"]
+        assert condition(told, "QuotaExceeded")["status"] == "True"
+        assert condition(told, "Ready")["reason"] == "ModelNotCached"
+        assert reason(server, namespace, "QuotaExceeded") == "WithinQuota"
+
+    def test_a_policy_that_refuses_the_loader_is_told(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Pod security, a LimitRange and the like: whatever the API server says is quoted."""
+        limits = Kind("", "v1", "limitranges", "LimitRange")
+        server.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "LimitRange",
+                "metadata": {"name": "small", "namespace": namespace},
+                "spec": {"limits": [{"type": "Container", "max": {"memory": "128Mi"}}]},
+            }
+        )
+        start()
+
+        server.apply(dsd(namespace, spec={**CPU, "model": {"source": "hf://org/tiny@v1"}}))
+
+        eventually(lambda: reason(server, namespace, "ModelCached") == "CreationRefused")
+        message = condition(status_of(server, namespace), "ModelCached")["message"]
+        assert "maximum memory usage per Container is 128Mi" in message
+        server.delete(limits, namespace, "small")
+
+    def test_a_missing_certificate_authority_is_named_and_heals(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        start()
+        model = {"source": "hf://org/tiny@v1", "certificateAuthority": {"name": "trusted"}}
+
+        server.apply(dsd(namespace, spec={**CPU, "model": model}))
+        eventually(lambda: reason(server, namespace, "ModelCached") == "ConfigMapMissing")
+        told = condition(status_of(server, namespace), "ModelCached")["message"]
+        server.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "trusted", "namespace": namespace},
+                "data": {"ca.crt": "PEM"},
+            }
+        )
+
+        eventually(lambda: reason(server, namespace, "ModelCached") == "Downloading")
+        assert "ConfigMap trusted, which is not there" in told
+
 
 class TestRights:
+    def break_device(self, server: Server, namespace: str) -> None:
+        """Play a worker that ends again and again because of its device."""
+        name = "deepseek.dev/deployment"
+        pod = next(
+            p for p in pods(server, namespace) if p["metadata"]["labels"].get(name) == "chat"
+        )
+        bind(server, pod, "nowhere")
+        words = '{"reason": "MemoryHeld", "message": "somebody holds it"}'
+        container = {
+            "name": "worker", "image": "x", "imageID": "x", "ready": False, "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": {"exitCode": 1, "message": words}},
+        }  # fmt: skip
+        changes = {"status": {"phase": "Running", "containerStatuses": [container]}}
+        server.patch(POD, namespace, pod["metadata"]["name"], changes, "status")
+
     def test_the_calls_are_those_of_the_role_and_no_others(
         self, server: Server, namespace: str, start: Start
     ) -> None:
@@ -566,27 +686,51 @@ class TestRights:
         operator = start()
         server.apply(dsd(namespace))
         settled(server, operator, namespace)
+        refuse_pods(server, namespace, but=1)
         server.apply(
             dsd(
                 namespace,
                 "cached",
                 {
                     **CPU,
-                    "model": {"source": "hf://org/tiny"},
+                    "model": {
+                        "source": "hf://org/tiny",
+                        "certificateAuthority": {"name": "trusted"},
+                    },
                     "security": {"apiKeySecret": {"name": "keys"}},
                 },
             )
         )
         eventually(lambda: len(server.list(JOB, namespace)) == 1)
+        eventually(lambda: operator.requests()["list", "events"])
+        server.delete(QUOTA, namespace, "few")
         eventually(lambda: len(pods(server, namespace)) == 2)
         TestDownload().end_loader(server, namespace, "Failed")
         eventually(lambda: server.list(JOB, namespace)[0]["metadata"]["name"].endswith("-2"))
         eventually(lambda: operator.requests()["delete", "jobs.batch"])
+        scaled = dsd(namespace, "scaled", CPU | {"autoscaling": {"maxReplicas": 2}})
+        server.apply(scaled)
+        eventually(lambda: server.list(AUTOSCALER, namespace))
+        scaled["spec"] = CPU
+        server.apply(scaled)
+        eventually(lambda: not server.list(AUTOSCALER, namespace))
+        # A fallback that a person pins and lets go again is deleted.
+        tiers = {**CPU, **FALLBACK, "promote": {"afterSeconds": 1}}
+        server.apply(dsd(namespace, "tiers", tiers))
+        pin(server, namespace, "tiers", "small")
+        with kubelet(server, namespace):
+            eventually(lambda: reason(server, namespace, "Degraded", "tiers") == "Pinned")
+            eventually(lambda: server.get(DEPLOYMENT, namespace, "tiers-small"))
+            pin(server, namespace, "tiers", None)
+            eventually(lambda: operator.requests()["delete", "deployments.apps"])
         stripped = {"metadata": {"labels": {"app.kubernetes.io/name": None}}}
         server.patch(SECRET, namespace, "chat-state-token", stripped)
         server.patch(SERVICE_ACCOUNT, namespace, "chat", stripped)
         eventually(lambda: operator.requests()["patch", "secrets"])
         eventually(lambda: operator.requests()["patch", "serviceaccounts"])
+        self.break_device(server, namespace)
+        eventually(lambda: operator.requests()["patch", "pods"], what="it is quarantined")
+        eventually(lambda: operator.requests()["delete", "pods"], what="and ended")
         operator.stop()
 
         used: dict[tuple[str, str], set[str]] = {}

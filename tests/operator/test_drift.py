@@ -67,6 +67,9 @@ CASES = {
     "text that looks like an amount elsewhere": (
         {"spec": {"value": "1000m"}}, {"spec": {"value": "1"}}, ["spec.value='1'"],
     ),
+    "a version to apply on is no wish": (
+        {"metadata": {"resourceVersion": "3"}}, {"metadata": {"resourceVersion": "4"}}, [],
+    ),
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +64,14 @@ class LeaseServer:
     version: int = 0
     status: int = 0
     hangs: bool = False
+    num_refused: int = 0
     writes: list[dict[str, Any]] = field(default_factory=list)
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         if self.hangs:
             await asyncio.sleep(3600)
         if self.status:
+            self.num_refused += 1
             return refusal(self.status)
         if request.method == "GET":
             return json_answer(self.lease) if self.lease else refusal(404)
@@ -92,6 +96,13 @@ class LeaseServer:
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "deepseek_operator.lease")
+
+
+async def until(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not check():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 class TestHolding:
@@ -167,14 +178,31 @@ class TestHolding:
             await lease.acquire()
             holding = asyncio.create_task(lease.hold())
             server.status = 503
-            await asyncio.sleep(1.0)
+            await until(lambda: server.num_refused > 0)
             server.status = 0
-            await asyncio.sleep(1.0)
+            before = len(server.writes)
+            await until(lambda: len(server.writes) > before)
             is_held = not holding.done()
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
 
         assert is_held
+
+    async def test_a_renewal_that_took_its_time_is_followed_by_the_next_one_at_once(self) -> None:
+        server = LeaseServer()
+        late = Settings(namespace="ops", identity="me", lease_duration_seconds=300)
+
+        def clock() -> float:
+            # Each write takes 61 seconds, and one is due every 60.
+            if len(server.writes) == 5:
+                server.store({**lease_object("other", duration=600), "metadata": {}})
+            return 61.0 * len(server.writes)
+
+        async with api_of(server, late) as (api, _):
+            lease = Lease(api, late, clock)
+            await lease.acquire()
+            with pytest.raises(LeaseLostError, match="taken by other"):
+                await asyncio.wait_for(lease.hold(), 30)
 
     async def test_it_is_lost_when_another_takes_it(self) -> None:
         server = LeaseServer()
@@ -196,6 +224,8 @@ class TestHolding:
             server.store(server.lease)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(lease.hold(), 1.5)
+
+        assert len(server.writes) > 1
 
     async def test_releasing_lets_the_next_one_start(self) -> None:
         server = LeaseServer()

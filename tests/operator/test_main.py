@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from fault_proxy import FaultProxy
+from fault_proxy import Fault, FaultProxy, writes
 from real import REPOSITORY, Server, eventually
 from test_controller import children, complete, dsd, settled, wanted_children
 
@@ -165,8 +165,27 @@ class TestBeingOne:
         server.patch(LEASE, namespace, "deepseek-operator", spec)
 
         assert operator.process is not None
-        assert operator.process.wait(20) == 1
+        assert operator.process.wait(60) == 1
         assert "was taken by another" in operator.log
+
+    def test_the_lease_is_renewed_while_all_other_requests_hang(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """One object has more children than the operator has connections here."""
+        with FaultProxy(server.plane) as proxy:
+            fault = proxy.add(Fault(writes(), stall=True, times=10**6))
+            operator = start(address=proxy.address, MAX_CONCURRENT_RECONCILES="1")
+            operator.lead()
+            server.apply(dsd(namespace))
+            eventually(lambda: len(fault.hits) >= 4, what="all connections are taken")
+            before = proxy.count("update", LEASE.resource)
+
+            # Twice as often as it may be late.
+            eventually(lambda: proxy.count("update", LEASE.resource) >= before + 8)
+
+            assert operator.process is not None
+            assert operator.process.poll() is None
+            operator.stop(signal.SIGKILL)
 
     def test_a_deleted_lease_is_taken_again(
         self, server: Server, namespace: str, start: Start

@@ -52,17 +52,43 @@ def test_a_condition_that_is_no_longer_told_has_no_series() -> None:
 
     metrics.tell("team", "chat", 3, {"conditions": [{"type": "Progressing", "status": "True"}]})
 
-    assert not [key for key in samples(metrics) if ("type", "Ready") in key]
+    told = {
+        dict(key[1:])["type"]
+        for key in samples(metrics)
+        if key[0] == "deepseek_deployment_condition"
+    }
+    assert told == {"Progressing"}
 
 
 def test_an_object_that_is_gone_has_no_series() -> None:
     metrics = Metrics()
     metrics.tell("team", "chat", 3, STATUS)
+    metrics.tell("team", "stays", 3, STATUS)
 
     metrics.forget("team", "chat")
     metrics.forget("team", "never-seen")
 
-    assert not [key for key in samples(metrics) if ("deployment", "chat") in key]
+    labels = [dict(key[1:]) for key in samples(metrics)]
+    assert {found["deployment"] for found in labels if "deployment" in found} == {"stays"}
+
+
+def test_the_ladder_is_told_until_the_object_is_gone() -> None:
+    metrics = Metrics()
+    labels = (("deployment", "chat"), ("namespace", "team"))
+
+    metrics.tell("team", "chat", 3, STATUS | {"recovery": {"level": 2}})
+    metrics.switched_node("team", "chat", "NodeSilent")
+    metrics.switched_node("team", "chat", "NodeSilent")
+    metrics.switched_node("team", "other", "DeviceFault")
+    told = samples(metrics)
+    metrics.forget("team", "chat")
+    left = samples(metrics)
+
+    switches = ("deepseek_node_switches_total", ("cause", "NodeSilent"), *labels)
+    assert told["deepseek_recovery_level", *labels] == 2
+    assert told[switches] == 2
+    assert switches not in left
+    assert any(key[0] == "deepseek_node_switches_total" for key in left)
 
 
 def test_work_and_failures_are_counted() -> None:
@@ -78,3 +104,39 @@ def test_work_and_failures_are_counted() -> None:
     assert found["deepseek_operator_reconcile_errors_total", ("reason", "ClusterBusyError")] == 1
     assert found["deepseek_operator_last_event_timestamp_seconds",] == 7
     assert found["deepseek_operator_leader",] == 1
+
+
+def degraded(reason: str) -> dict:
+    return {"conditions": [{"type": "Degraded", "status": "True", "reason": reason}]}
+
+
+def test_changes_of_the_serving_model_are_counted_by_their_reason() -> None:
+    metrics = Metrics()
+
+    metrics.switched("team", "chat", {}, degraded("PrimaryServing"))
+    metrics.switched("team", "chat", degraded("PrimaryServing"), degraded("FallbackServing"))
+    metrics.switched("team", "chat", degraded("FallbackServing"), degraded("FallbackServing"))
+    metrics.switched("team", "chat", degraded("FallbackServing"), degraded("PrimaryServing"))
+
+    name = "deepseek_deployment_tier_transitions_total"
+    found = {
+        dict(key[1:])["reason"]: value for key, value in samples(metrics).items() if key[0] == name
+    }
+    assert found == {"FallbackServing": 1, "PrimaryServing": 1}
+    metrics.tell("team", "chat", 1, STATUS)
+    metrics.forget("team", "chat")
+    assert not [key for key in samples(metrics) if key[0] == name]
+
+
+def test_a_tenant_has_three_series_until_it_is_gone() -> None:
+    metrics = Metrics()
+
+    metrics.tell_tenant("a", quota=10, used=5, past_used=2.5)
+    metrics.keep_tenants({"a"})
+    there = metrics.text().decode()
+    metrics.keep_tenants(())
+
+    assert 'deepseek_tenant_quota_bytes{tenant="a"} 10.0' in there
+    assert 'deepseek_tenant_used_bytes{tenant="a"} 5.0' in there
+    assert 'deepseek_tenant_past_used_bytes{tenant="a"} 2.5' in there
+    assert 'tenant="a"' not in metrics.text().decode()

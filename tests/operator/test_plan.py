@@ -1,16 +1,30 @@
 """The plan of one object, on a cluster that is only a dictionary."""
 
 import copy
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scenes import CHECKSUM, CPU, HUB, NOW, Simulation, pod_of, unschedulable, waiting
+from scenes import (
+    CHECKSUM,
+    CPU,
+    HUB,
+    NOW,
+    SETTINGS,
+    Simulation,
+    condition,
+    pod_of,
+    unschedulable,
+    waiting,
+)
 
 from deepseek_operator.kinds import Reference
-from deepseek_operator.plan import is_owned_by, plan
+from deepseek_operator.loader import MODEL_LABEL
+from deepseek_operator.plan import REFUSAL_CHECK_SECONDS, is_owned_by, plan
 from deepseek_operator.render import HASH_ANNOTATION, cache_name
+from deepseek_operator.status import status_of
 
 CHILDREN = {
     Reference("Deployment", "team", "chat-primary"),
@@ -325,6 +339,25 @@ class TestModelSources:
         assert "Deployment" in {m["kind"] for m in todo.apply}
         assert (todo.requeue_after_seconds is None) == (status == "True")
 
+    @pytest.mark.parametrize(
+        ("live", "reason", "status"),
+        [
+            (None, "ClaimMissing", "False"),
+            (claim("Pending"), "ClaimPending", "False"),
+            (claim(), "InWorkerImage", "True"),
+        ],
+    )
+    def test_a_claim_of_an_adapter(self, live: dict | None, reason: str, status: str) -> None:
+        lora = [{"name": "terse", "source": "pvc://adapters/terse"}]
+        cluster = Simulation({"model": {"lora": lora}, **CPU}, foreign_claim=live)
+
+        todo = cluster.plan()
+
+        assert (todo.model.reason, todo.model.status) == (reason, status)
+        if live is None:
+            assert "no PersistentVolumeClaim adapters" in todo.model.message
+            assert "change the source of 'terse' in spec.model.lora" in todo.model.message
+
     def test_a_one_node_volume_is_told_only_when_a_second_node_is_needed(self) -> None:
         cluster = Simulation(
             {"model": {"source": "pvc://weights"}, "replicas": 2, **CPU}, foreign_claim=claim()
@@ -560,9 +593,49 @@ class TestDownload:
         cluster = Simulation(HUB)
         cluster.settle()
 
+        pod["metadata"]["labels"] = {MODEL_LABEL: cache_name(cluster.spec.model.parsed_source)}
         cluster.loader_pods = [pod]
 
         assert cluster.plan().model.reason == reason
+
+    def test_a_pod_that_is_refused_is_told_before_an_older_failure(self) -> None:
+        cluster = Simulation(HUB)
+        cluster.settle()
+        name = cache_name(cluster.spec.model.parsed_source) or ""
+        waiting_now = cluster.plan()
+
+        words = "pods is forbidden: exceeded quota: none"
+        observed = replace(cluster.observed(), loader_refusals={name: words})
+        refused = plan(cluster.spec, observed, SETTINGS, NOW)
+        status = status_of(cluster.spec, observed, refused, [], NOW)
+
+        assert waiting_now.model.reason == "Downloading"
+        # Nobody tells when the pod may come, so it is looked for.
+        assert waiting_now.requeue_after_seconds == REFUSAL_CHECK_SECONDS
+        assert refused.model.reason == "CreationRefused"
+        assert words in refused.model.message
+        assert not refused.model.may_start
+        assert condition(status, "QuotaExceeded")["status"] == "True"
+
+    def test_a_missing_authority_is_told_and_looked_for(self) -> None:
+        cluster = Simulation(HUB)
+        cluster.settle()
+        source = cluster.spec.model.source
+
+        observed = replace(cluster.observed(), missing_authorities={source: "make ConfigMap c."})
+        told = plan(cluster.spec, observed, SETTINGS, NOW)
+
+        assert (told.model.reason, told.model.message) == ("ConfigMapMissing", "make ConfigMap c.")
+        assert told.requeue_after_seconds is not None
+
+    def test_a_job_that_has_its_pod_is_not_looked_at_again(self) -> None:
+        cluster = Simulation(HUB)
+        cluster.settle()
+        for live in cluster.objects.values():
+            if live["kind"] == "Job":
+                live["status"] = {"active": 1}
+
+        assert cluster.plan().requeue_after_seconds is None
 
     def test_a_missing_token_secret_is_told(self) -> None:
         cluster = Simulation(HUB, missing_secrets=("Secret token is not there: create it.",))

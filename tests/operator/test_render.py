@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
-from scenes import CHECKSUM, CPU, NOW, SETTINGS, Simulation, condition, owner_of, spec_of
+from scenes import (
+    CHECKSUM,
+    CPU,
+    NOW,
+    SETTINGS,
+    Simulation,
+    condition,
+    owner_of,
+    pod_of,
+    spec_of,
+)
+from test_workers import after, answer
 
 from deepseek_contract.deployment import DeepSeekDeployment, DeepSeekDeploymentSpec
 from deepseek_operator.kinds import Manifest
@@ -18,12 +29,16 @@ from deepseek_operator.render import (
     Owner,
     cache_name,
     claim_name,
+    deployment,
     desired_state,
     has_foreign_claim,
     selector,
     with_hash,
 )
 from deepseek_operator.status import status_of
+from deepseek_operator.tiers import tiers_of
+from deepseek_worker.config import EngineConfig
+from deepseek_worker.main import parser
 
 OWNER = Owner("team", "chat", "uid-of-chat")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -235,12 +250,118 @@ class TestModelVolume:
         assert len(names) == len(sources)
 
 
+class TestAdapters:
+    DOCUMENT: typing.ClassVar = {
+        "model": {
+            "source": "pvc://models/base",
+            "lora": [
+                {"name": "terse", "source": "pvc://adapters/terse"},
+                {"name": "sql", "source": "oci://registry.example/sql:1"},
+                {"name": "own", "source": "package://own"},
+                {"name": "file", "source": "nodePath:///srv/a/adapter_model.safetensors"},
+            ],
+        },
+        **CPU,
+    }
+
+    def test_each_has_its_volume_and_its_flag(self) -> None:
+        pod = pod_spec(self.DOCUMENT)
+        volumes = {v.pop("name"): v for v in copy.deepcopy(pod["volumes"])}
+        mounts = {m["name"]: m for m in pod["containers"][0]["volumeMounts"]}
+
+        assert [a for a in arguments(self.DOCUMENT) if a.startswith("--lora")] == [
+            "--lora=terse=/adapters/terse/terse",
+            "--lora=sql=/adapters/sql",
+            "--lora=own=/models/own",
+            "--lora=file=/adapters/file/adapter_model.safetensors",
+        ]
+        assert volumes["adapter-0"] == {
+            "persistentVolumeClaim": {"claimName": "adapters", "readOnly": True}
+        }
+        assert volumes["adapter-1"]["image"]["reference"] == "registry.example/sql:1"
+        assert volumes["adapter-3"] == {"hostPath": {"path": "/srv/a", "type": "Directory"}}
+        assert {n: m["mountPath"] for n, m in mounts.items() if n.startswith("adapter")} == {
+            "adapter-0": "/adapters/terse",
+            "adapter-1": "/adapters/sql",
+            "adapter-3": "/adapters/file",
+        }
+        assert all(m["readOnly"] for n, m in mounts.items() if n.startswith("adapter"))
+
+    def test_the_worker_reads_them_from_its_command_line(self) -> None:
+        given = parser().parse_args(arguments(self.DOCUMENT))
+
+        config = EngineConfig(model=given.model, lora=given.lora)
+
+        assert {a.name: str(a.path) for a in config.lora} == {
+            "terse": "/adapters/terse/terse",
+            "sql": "/adapters/sql",
+            "own": "/models/own",
+            "file": "/adapters/file/adapter_model.safetensors",
+        }
+
+    def test_a_claim_of_an_adapter_alone_needs_the_volumes_group(self) -> None:
+        lora = [{"name": "a", "source": "pvc://adapters"}]
+        with_, without = (
+            pod_spec({"model": {"lora": adapters}, **CPU})["securityContext"]
+            for adapters in (lora, None)
+        )
+
+        assert "fsGroup" in with_
+        assert "fsGroup" not in without
+
+    def test_a_fallback_has_none(self) -> None:
+        spec = spec_of(
+            self.DOCUMENT
+            | {
+                "gpu": {"mode": "whole"},
+                "fallbacks": [
+                    {"name": "small", "model": {"source": "package://a"}, "gpu": {"mode": "cpu"}}
+                ],
+            }
+        )
+
+        primary, fallback = (
+            deployment(OWNER, tier, SETTINGS)["spec"]["template"]["spec"]["containers"][0]["args"]
+            for tier in tiers_of(spec)
+        )
+
+        assert any(a.startswith("--lora") for a in primary)
+        assert not any(a.startswith("--lora") for a in fallback)
+
+
+class TestQuarantine:
+    REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+    AWAY: typing.ClassVar = {
+        "labelSelector": {"matchLabels": {"deepseek.dev/quarantine": "chat"}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+
+    def test_pods_keep_away_from_nodes_that_one_of_them_had_to_leave(self) -> None:
+        affinity = pod_spec(CPU)["affinity"]
+
+        assert affinity == {"podAntiAffinity": {self.REQUIRED: [self.AWAY]}}
+
+    def test_beside_what_people_ask_for(self) -> None:
+        theirs = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "zone"}
+        node = {self.REQUIRED: {"nodeSelectorTerms": [{"matchFields": []}]}}
+        wanted = {"podAntiAffinity": {self.REQUIRED: [theirs]}}
+        wanted["nodeAffinity"] = node
+
+        affinity = pod_spec({"pod": {"affinity": wanted}, **CPU})["affinity"]
+
+        assert affinity["podAntiAffinity"][self.REQUIRED] == [theirs, self.AWAY]
+        assert set(affinity) == {"podAntiAffinity", "nodeAffinity"}
+
+
 class TestNetworkPolicy:
     def test_own_operator_and_prometheus_namespaces_come_in_and_dns_goes_out(self) -> None:
         policy = render(namespace="operators", prometheus_namespaces=("metrics",))["NetworkPolicy"]
 
         spec = policy["spec"]
-        assert spec["podSelector"] == {"matchLabels": selector("chat")}
+        labels = render()["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+        # A quarantined pod loses these, and is to stay under the policy.
+        assert not spec["podSelector"]["matchLabels"].keys() & selector("chat", "primary").keys()
         assert spec["policyTypes"] == ["Ingress", "Egress"]
         (ingress,) = spec["ingress"]
         assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]
@@ -302,6 +423,10 @@ class TestOtherChildren:
 CHANGES: dict[str, tuple[dict, dict]] = {
     "model.source": ({"model": {"source": "package://a"}}, {"model": {"source": "package://b"}}),
     "model.servedName": ({}, {"model": {"servedName": "other"}}),
+    "model.lora": (
+        {"model": {"lora": [{"name": "a", "source": "oci://a/b"}]}},
+        {"model": {"lora": [{"name": "a", "source": "oci://a/c"}]}},
+    ),
     "model.weights": ({}, {"model": {"weights": "bf16"}}),
     "model.kvCache": ({}, {"model": {"kvCache": "bf16"}}),
     "model.maxContextTokens": ({}, {"model": {"maxContextTokens": 512}}),
@@ -311,6 +436,8 @@ CHANGES: dict[str, tuple[dict, dict]] = {
     "minAvailable": ({"replicas": 3}, {"replicas": 3, "minAvailable": 2}),
     "rollout": ({}, {"rollout": "surge"}),
     "recovery.drainSeconds": ({}, {"recovery": {"drainSeconds": 60}}),
+    "recovery.retriesPerBatch": ({}, {"recovery": {"retriesPerBatch": 1}}),
+    "recovery.nodeSwitchesPerHour": ({}, {"recovery": {"nodeSwitchesPerHour": 0}}),
     "security.apiKeySecret.name": (
         {"security": {"apiKeySecret": {"name": "a"}}},
         {"security": {"apiKeySecret": {"name": "b"}}},
@@ -338,6 +465,28 @@ for _field, _value in {
     )  # fmt: skip
 for _field, _value in {"type": "NodePort", "port": 81, "annotations": {"a/b": "c"}}.items():
     CHANGES[f"routing.service.{_field}"] = ({}, {"routing": {"service": {_field: _value}}})
+_SCALED: dict[str, Any] = {"minReplicas": 2, "maxReplicas": 5}
+for _field, _value in {
+    "minReplicas": 1,
+    "maxReplicas": 6,
+    "gpuMemoryPercent": 70,
+    "metric": "used",
+    "queuedRequestsPerReplica": 4,
+    "provider": "none",
+    "behavior.scaleUp.stabilizationWindowSeconds": 30,
+    "behavior.scaleUp.selectPolicy": "Min",
+    "behavior.scaleUp.policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
+    "behavior.scaleDown.stabilizationWindowSeconds": 600,
+    "behavior.scaleDown.selectPolicy": "Disabled",
+    "behavior.scaleDown.policies": [{"type": "Percent", "value": 10, "periodSeconds": 60}],
+}.items():
+    _path = _field.split(".")
+    _change: Any = _value
+    for _step in reversed(_path):
+        _change = {_step: _change}
+    CHANGES[f"autoscaling.{_field}"] = (
+        {"autoscaling": _SCALED}, {"autoscaling": _SCALED | _change},
+    )  # fmt: skip
 for _field, _value in {
     "image": "worker:2",
     "imagePullPolicy": "Always",
@@ -360,13 +509,21 @@ for _field, _value in {
 }.items():
     CHANGES[f"pod.{_field}"] = ({}, {"pod": {_field: _value}})
 
+CHANGES["gpu.migProfile"] = (
+    {"gpu": {"mode": "mig", "migProfile": "1g.18gb"}},
+    {"gpu": {"mode": "mig", "migProfile": "2g.35gb"}},
+)
+CHANGES["gpu.memoryGiB"] = (
+    {"gpu": {"mode": "vgpu", "memoryGiB": 10}}, {"gpu": {"mode": "vgpu", "memoryGiB": 20}},
+)  # fmt: skip
+# Which of a tenant's deployments give way first: test_quota, and test_tenancy at a real server.
+_BETWEEN_OBJECTS = frozenset({"priority"})
 # Parts of the pod's settings that are pasted into the template as they are.
 _PASTED = ("pod.",)
-_REFUSED = (
-    "model.lora", "gpu.count", "gpu.migProfile", "gpu.memoryGiB", "memory", "autoscaling",
-    "priority", "fallbacks", "degrade", "promote", "recovery.retriesPerBatch",
-    "recovery.nodeSwitchesPerHour", "routing.httpRoute",
-)  # fmt: skip
+# What the fields of the tiers do shows when capacity goes: test_degrade.py. For the route:
+# test_routing.py.
+_ELSEWHERE = ("fallbacks", "degrade", "promote", "routing.httpRoute")
+_REFUSED = ("gpu.count", "memory")
 
 
 def fields_of(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -378,7 +535,7 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> list[str]:
             for part in (field.annotation, *typing.get_args(field.annotation))
             if isinstance(part, type) and issubclass(part, BaseModel)
         ]
-        if path.startswith(_REFUSED):
+        if path.startswith((*_REFUSED, *_ELSEWHERE)):
             continue
         if parts and not path.startswith(_PASTED):
             found += fields_of(parts[0], f"{path}.")
@@ -387,8 +544,9 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> list[str]:
     return found
 
 
-def outcome(document: dict) -> tuple[Any, Any]:
-    """All manifests that the object leads to, and its status with one of three pods ready."""
+def outcome(document: dict) -> tuple[Any, Any, Any]:
+    """All manifests that the object leads to, its status with one of three pods ready, and
+    whether a pod whose device broke is moved."""
     claim = {
         "metadata": {"name": "weights", "uid": "u"}, "spec": {}, "status": {"phase": "Bound"},
     }  # fmt: skip
@@ -401,15 +559,20 @@ def outcome(document: dict) -> tuple[Any, Any]:
             cluster.finish_job("Complete")
     cluster.roll_out(availableReplicas=1)
     observed = cluster.observed()
-    status = status_of(cluster.spec, observed, cluster.plan().model, [], NOW)
-    return written, condition(status, "Ready")["status"]
+    status = status_of(cluster.spec, observed, cluster.plan(), [], NOW)
+    broken = pod_of(ready=True, node="n1")
+    cluster.pods = [broken]
+    reading = after(answer(phase="failed", reason="DeviceFault"))
+    cluster.readings = {broken["metadata"]["uid"]: reading}
+    moved = len(cluster.plan().ladder.quarantine)
+    return written, condition(status, "Ready")["status"], moved
 
 
 class TestEveryField:
     """Case A08: what can be edited reaches a child or the status; all else is refused."""
 
     def test_the_table_names_every_field_of_the_schema(self) -> None:
-        assert set(CHANGES) == set(fields_of(DeepSeekDeploymentSpec))
+        assert set(CHANGES) | _BETWEEN_OBJECTS == set(fields_of(DeepSeekDeploymentSpec))
 
     @pytest.mark.parametrize("field", CHANGES)
     def test_a_change_has_an_effect(self, field: str) -> None:
@@ -420,16 +583,9 @@ class TestEveryField:
     @pytest.mark.parametrize(
         "document",
         [
-            {"model": {"weights": "int4"}},
-            {"model": {"lora": [{"name": "a", "source": "package://a"}]}},
             {"gpu": {"count": 2}},
-            {"gpu": {"mode": "mig", "migProfile": "1g.18gb"}},
+            {"gpu": {"mode": "dra"}},
             {"memory": {"hostKvGiB": 1}},
-            {"autoscaling": {"maxReplicas": 2}},
-            {"priority": 1},
-            {"fallbacks": [{"name": "small", "model": {"source": "package://a"}}]},
-            {"recovery": {"retriesPerBatch": 1}},
-            {"routing": {"httpRoute": {"gateways": [{"name": "g"}]}}},
         ],
         ids=str,
     )

@@ -39,6 +39,9 @@ def test_values_are_parsed() -> None:
         ("NAMESPACE", "Upper", "NAMESPACE='Upper'"),
         ("LEASE_DURATION_SECONDS", "1", "greater than or equal to 3"),
         ("WATCH_NAMESPACES", "ok,Not_Ok", "WATCH_NAMESPACES"),
+        ("WORKER_STATE_URL", "http://{ip}:{prt}/state", "WORKER_STATE_URL"),
+        ("WORKER_STATE_URL", "{ip}", "WORKER_STATE_URL"),
+        ("PROBE_SECONDS", "0", "greater than 0"),
     ],
 )
 def test_what_is_wrong_is_named(variable: str, text: str, words: str) -> None:

@@ -20,7 +20,7 @@ def settled(document: dict | None = None) -> Simulation:
 
 
 def status(cluster: Simulation, *refusals: Refusal) -> dict:
-    return status_of(cluster.spec, cluster.observed(), cluster.plan().model, refusals, cluster.now)
+    return status_of(cluster.spec, cluster.observed(), cluster.plan(), refusals, cluster.now)
 
 
 # What the Deployment's counts say of three wanted pods, and whether that is Ready.
@@ -236,7 +236,8 @@ class TestCounts:
 
         parsed = DeepSeekDeploymentStatus.parse(status(cluster))
 
-        for entry in parsed.conditions or []:
+        assert parsed.conditions
+        for entry in parsed.conditions:
             assert entry.reason in REASONS[entry.type]
 
 

@@ -1,6 +1,7 @@
 """What is kept of an object, and which changes count."""
 
 import copy
+from typing import Any
 
 from scenes import owner_of
 
@@ -119,3 +120,37 @@ def test_the_objects_spec_labels_and_annotations_matter() -> None:
     changed[2]["metadata"]["annotations"] = {"deepseek.dev/pin": "primary"}
 
     assert all(matters(old, new) for new in changed)
+
+
+def test_of_the_owners_of_fields_only_those_of_replicas_are_kept() -> None:
+    live = deployment()
+    owned = {"fieldsV1": {"f:spec": {"f:replicas": {}, "f:template": {}}}}
+    live["metadata"]["managedFields"] = [
+        {"manager": "kube-controller-manager", "subresource": "scale", **owned},
+        {"manager": "deepseek-operator", **owned},
+        {"manager": "kube-controller-manager", "fieldsV1": {"f:status": {"f:replicas": {}}}},
+        {"manager": "kubectl", "fieldsV1": {"f:spec": {"f:paused": {}}}},
+    ]
+
+    kept = view(live)
+
+    assert kept["replicaManagers"] == ["deepseek-operator", "kube-controller-manager"]
+    assert "managedFields" not in kept["metadata"]
+    assert matters(view(deployment()), kept)
+
+
+def test_the_numbers_that_an_autoscaler_sees_do_not_matter() -> None:
+    live: dict[str, Any] = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "chat-primary", "namespace": "team", "uid": "h"},
+        "spec": {"maxReplicas": 3},
+        "status": {"desiredReplicas": 1, "currentReplicas": 1, "currentMetrics": [{"a": 1}]},
+    }
+    more = copy.deepcopy(live)
+    more["status"]["currentMetrics"] = [{"a": 2}]
+    wanted = copy.deepcopy(more)
+    wanted["status"]["desiredReplicas"] = 2
+
+    assert not matters(view(live), view(more))
+    assert matters(view(live), view(wanted))

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -35,6 +37,13 @@ class Work:
         return self.again.pop(name, None)
 
 
+async def until(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not check():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
 async def test_a_name_that_waits_is_not_added_again() -> None:
     work = Work()
     queue = WorkQueue(work, concurrency=1)
@@ -52,7 +61,7 @@ async def test_a_name_added_while_it_is_worked_on_is_worked_on_once_more() -> No
     work = Work(0.02)
     queue = WorkQueue(work, concurrency=4)
     queue.add("a")
-    await asyncio.sleep(0.005)
+    await until(lambda: "a" in work.running)
     for _ in range(5):
         queue.add("a")
     await queue.settle()
@@ -103,7 +112,7 @@ async def test_a_failing_name_waits_and_holds_up_no_other(
         queue.add(name)
     await queue.settle()
     first = list(work.done)
-    await asyncio.sleep(0.1)
+    await until(lambda: len(work.done) == 3)
 
     assert first == ["good", "fine"]
     assert work.done == ["good", "fine", "bad"]
@@ -120,9 +129,8 @@ async def test_a_busy_server_is_given_the_time_it_asks_for() -> None:
 
     queue = WorkQueue(work, concurrency=1)
     queue.add("a")
-    await asyncio.sleep(1.8)
+    await until(lambda: len(turns) == 2)
 
-    assert len(turns) == 2
     assert turns[1] >= 1.4
 
 
@@ -131,7 +139,7 @@ async def test_work_can_ask_to_be_done_again_later() -> None:
     work.again["a"] = 0.01
     queue = WorkQueue(work, concurrency=1)
     queue.add("a")
-    await asyncio.sleep(0.05)
+    await until(lambda: len(work.done) == 2)
 
     assert work.done == ["a", "a"]
 

@@ -12,6 +12,12 @@
   value: {{ join "," .Values.settings.prometheusNamespaces | quote }}
 - name: DEEPSEEK_OPERATOR__CLIENT_NAMESPACES
   value: {{ join "," .Values.settings.clientNamespaces | quote }}
+- name: DEEPSEEK_OPERATOR__KEDA
+  value: {{ .Values.settings.keda | quote }}
+- name: DEEPSEEK_OPERATOR__GATEWAY_API
+  value: {{ .Values.settings.gatewayApi | quote }}
+- name: DEEPSEEK_OPERATOR__PROMETHEUS_URL
+  value: {{ .Values.settings.prometheusUrl | quote }}
 - name: DEEPSEEK_OPERATOR__WORKER_IMAGE
   value: {{ include "deepseek-operator.image" (list .Values.worker.image .) | quote }}
 - name: DEEPSEEK_OPERATOR__IMAGE_PULL_POLICY
@@ -38,6 +44,14 @@
   value: {{ .Values.settings.apiTimeoutSeconds | quote }}
 - name: DEEPSEEK_OPERATOR__API_RETRIES
   value: {{ int64 .Values.settings.apiRetries | quote }}
+- name: DEEPSEEK_OPERATOR__PROBE_SECONDS
+  value: {{ .Values.settings.probeSeconds | quote }}
+- name: DEEPSEEK_OPERATOR__PROBE_TIMEOUT_SECONDS
+  value: {{ .Values.settings.probeTimeoutSeconds | quote }}
+- name: DEEPSEEK_OPERATOR__MAX_CONCURRENT_PROBES
+  value: {{ int64 .Values.settings.maxConcurrentProbes | quote }}
+- name: DEEPSEEK_OPERATOR__WORKER_STATE_URL
+  value: {{ .Values.settings.workerStateUrl | quote }}
 - name: DEEPSEEK_OPERATOR__WATCH_SECONDS
   value: {{ int64 .Values.settings.watchSeconds | quote }}
 {{- end }}
