@@ -1,15 +1,15 @@
 """Speed, quiet and memory of the operator on a real control plane with simulated nodes.
 
 `python benchmarks/operator.py` starts etcd, API server, controller manager, scheduler and kwok on
-this machine, which all share its cores with the operator, and writes
-`benchmarks/results/cpu/operator.json`. Times are taken from outside, by asking the API server for
-the children, and include making the objects. The ceiling is how many server-side applies a second
-the same API server takes from a client that does nothing else.
+this machine, which all share its cores with the operator, and writes its rows of
+`benchmarks/results/cpu/operator.json`; those of a lost zone come from `make test-long`. Times are
+taken from outside, by asking the API server for the children, and include making the objects. The
+ceiling is how many server-side applies a second the same API server takes from a client that does
+nothing else.
 """
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import signal
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "benchmarks"]
 sys.path += [str(ROOT / "tools"), str(ROOT / "tests/operator")]
 
-from real import connect, eventually, free_port  # noqa: E402
+from figures import RESULTS, origin, record, row, verdict  # noqa: E402
+from real import connect, eventually, free_port, install_crds, peak_mib  # noqa: E402
 
-import crds  # noqa: E402
-from cluster import ControlPlane  # noqa: E402
+from cluster import ControlPlane, programs  # noqa: E402 - after the path
 from cluster.control_plane import Network  # noqa: E402
 from deepseek_operator.api import Api  # noqa: E402
 from deepseek_operator.kinds import (  # noqa: E402
@@ -109,9 +108,7 @@ class Operator:
 
     def peak_mib(self) -> float:
         """The most memory the process has had, in MiB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
+        return peak_mib(self.process.pid)
 
     def cpu_seconds(self) -> float:
         """Processor time used so far."""
@@ -284,23 +281,12 @@ async def idle_writes(operator: Operator) -> tuple[dict[str, int], int]:
     return others, sum(new.values()) - sum(others.values())
 
 
-def row(name: str, what: str, value: float, unit: str, bar: float, **more: Any) -> dict[str, Any]:
-    """One figure beside its bar; less is better for all of them."""
-    return {
-        "name": name, "what": what, "value": round(value, 3), "unit": unit, "better": "lower",
-        "bar": bar, "met": value <= bar, **more,
-    }  # fmt: skip
-
-
 async def measure(plane: ControlPlane) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """All figures, in one run."""
     server = connect(plane)
-    for resource in crds.ALL:
-        server.apply(crds.custom_resource_definition(resource))
+    install_crds(server)
     for name in ("single", "fleet", "foreign", "ceiling"):
         server.namespace(name)
-    path = "/apis/deepseek.dev/v1alpha1/deepseekdeployments"
-    eventually(lambda: server.ask("GET", path).status_code == 200)
     server.client.close()
     configuration = Configuration()
     await load_kube_config(str(plane.kubeconfig), client_configuration=configuration)
@@ -374,8 +360,7 @@ async def measure(plane: ControlPlane) -> tuple[dict[str, float], list[dict[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    output = ROOT / "benchmarks/results/cpu/operator.json"
-    parser.add_argument("--output", type=Path, default=output)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
     components = ("kube-controller-manager", "kube-scheduler", "kwok")
@@ -391,33 +376,15 @@ def main() -> int:
         controller_manager_flags=("--kube-api-qps=20", "--kube-api-burst=30"),
     ) as plane:
         ceilings, rows = asyncio.run(measure(plane))
-    load_after = round(os.getloadavg()[0], 2)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    result = {
-        "gpu": None,
-        "machine": {
-            "cores": os.cpu_count(),
-            "load_before": round(load_before, 2),
-            "load_after": load_after,
-        },
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            "kopf": version("kopf"),
-            "kubernetes": "1.36.3",
-        },
-        "commit": commit,
-        "ceilings": ceilings,
-        "rows": rows,
+    versions = {
+        "python": platform.python_version(),
+        "kopf": version("kopf"),
+        "kubernetes": programs.version(programs.PROGRAMS["kube-apiserver"]).removeprefix("v"),
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    about = {"gpu": None, **origin(load_before), "versions": versions, "ceilings": ceilings}
+    record(rows, arguments.output, **about)
     for entry in rows:
-        verdict = "met" if entry["met"] else "NOT MET"
-        print(f"{entry['name']}: {entry['value']} {entry['unit']} (bar {entry['bar']}, {verdict})")
+        print(verdict(entry))
     return 0 if all(entry["met"] for entry in rows) else 1
 
 
