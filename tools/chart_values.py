@@ -14,7 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from deepseek_operator.permissions import OWN_NAMESPACE, SERVED_NAMESPACES, Rule
+from deepseek_operator.permissions import (
+    GATEWAY_API,
+    KEDA,
+    OWN_NAMESPACE,
+    SERVED_NAMESPACES,
+    WHOLE_CLUSTER,
+    Rule,
+)
 from deepseek_operator.settings import Settings, variable_name
 
 # What the chart knows better than a person: where each comes from instead.
@@ -117,13 +124,32 @@ class Rbac(ValueModel):
 class PodMonitors(ValueModel):
     """How a Prometheus of the Prometheus operator finds operator and workers."""
 
-    enabled: bool = False
+    enabled: bool | Literal["auto"] = "auto"
     """Whether two PodMonitors are made, of the operator and of the workers in all served
-    namespaces; needs the CRDs of the Prometheus operator."""
+    namespaces; needs the CRDs of the Prometheus operator. `auto`: where helm finds them in the
+    cluster. For a Prometheus of another kind there is `files/scrape-config.yaml`."""
     labels: Labels = {}
     """Labels by which a Prometheus selects them."""
-    interval_seconds: Annotated[int, Field(ge=1)] = 15
-    """How often is scraped."""
+    interval_seconds: Annotated[int, Field(ge=1, le=30)] = 15
+    """How often is scraped. Autoscaling bridges a failed scrape for a minute."""
+
+
+class PrometheusAdapter(ValueModel):
+    """The rules by which prometheus-adapter serves the workers' metrics to autoscalers."""
+
+    config_map: bool = False
+    """Whether they are made a ConfigMap, RELEASE-adapter-rules with the key config.yaml, for an
+    adapter that has no others. Another one takes them from `files/adapter-values.yaml`."""
+
+
+class Tenants(ValueModel):
+    """What tenants may be given; in the scope `cluster`, by ValidatingAdmissionPolicies."""
+
+    max_percent: Annotated[int, Field(ge=1, le=100)] = 65
+    """The highest gpuMemory.maxPercent that a DeepSeekTenant may have."""
+    vgpu_pods_name_memory: bool = True
+    """Whether each pod of a tenant whose partition is vgpu must ask for one device and name its
+    memory, without which HAMi would give it a whole card."""
 
 
 class NetworkPolicy(ValueModel):
@@ -179,6 +205,10 @@ class Values(ValueModel):
     """The operator's rights."""
     pod_monitor: PodMonitors = PodMonitors()
     """How a Prometheus of the Prometheus operator finds operator and workers."""
+    prometheus_adapter: PrometheusAdapter = PrometheusAdapter()
+    """The rules by which prometheus-adapter serves the workers' metrics to autoscalers."""
+    tenants: Tenants = Tenants()
+    """What tenants may be given; in the scope `cluster`, by ValidatingAdmissionPolicies."""
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach the operator."""
     resources: FreeForm = {
@@ -249,12 +279,24 @@ def _namespaces_where(scope: str, limit: dict[str, int]) -> dict[str, Any]:
 def permissions_template() -> str:
     """`templates/_permissions.tpl`: the rules of the operator's roles."""
     served = [line for rule in SERVED_NAMESPACES for line in _rule_lines(rule)]
+    keda = [line for rule in KEDA for line in _rule_lines(rule)]
+    gateway = [line for rule in GATEWAY_API for line in _rule_lines(rule)]
+    cluster = [line for rule in WHOLE_CLUSTER for line in _rule_lines(rule)]
     own = [line for rule in OWN_NAMESPACE for line in _lease_lines(rule)]
     return "\n".join(
         [
             "{{/* Generated from deepseek_operator/permissions.py by tools/generate.py. */}}",
             '{{- define "deepseek-operator.servedRules" -}}',
             *served,
+            "{{- if .Values.settings.keda }}",
+            *keda,
+            "{{- end }}",
+            "{{- if .Values.settings.gatewayApi }}",
+            *gateway,
+            "{{- end }}",
+            "{{- end }}",
+            '{{- define "deepseek-operator.clusterRules" -}}',
+            *cluster,
             "{{- end }}",
             '{{- define "deepseek-operator.ownRules" -}}',
             *own,
@@ -267,6 +309,7 @@ def _rule_lines(rule: Rule, extra: str = "") -> list[str]:
     return [
         f'- apiGroups: ["{rule.group}"]',
         f"  resources: [{rule.resource}]",
+        *([f"  resourceNames: [{', '.join(rule.names)}]"] if rule.names else []),
         *([extra] if extra else []),
         f"  verbs: [{', '.join(rule.verbs)}]",
     ]

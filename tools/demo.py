@@ -2,9 +2,8 @@
 
     python tools/demo.py up | down
 
-Without KUBECONFIG it runs on the local cluster of tools/cluster; with it, on the cluster that it
-names, whose nodes must be able to pull the two images: name them by DEEPSEEK_OPERATOR_IMAGE and
-DEEPSEEK_WORKER_IMAGE.
+It runs on the local cluster of tools/cluster unless KUBECONFIG names another one. The nodes of that
+must be able to pull the two images: name them by DEEPSEEK_OPERATOR_IMAGE and DEEPSEEK_WORKER_IMAGE.
 """
 
 import os
@@ -98,8 +97,9 @@ def down() -> None:
     Raises:
         ClusterError: Something could not be removed.
     """
-    if os.environ.get("KUBECONFIG"):
-        target = _somebodys_cluster()
+    if _is_elsewhere():
+        programs.ensure(["kubectl", "helm"])
+        target = Target(_named_cluster(), "", "", None)
         with phase("removed the demo's namespace and the chart"):
             target.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
             target.run("helm", "uninstall", "deepseek", "--namespace", SYSTEM_NAMESPACE,
@@ -149,7 +149,7 @@ def ask(base_url: str) -> tuple[str, str, str]:
 
 def _target() -> Target:
     programs.ensure(["kubectl", "helm"])
-    if os.environ.get("KUBECONFIG"):
+    if _is_elsewhere():
         return _somebodys_cluster()
     cluster = Cluster()
     # Before the nodes, which then start with the images in place.
@@ -159,9 +159,20 @@ def _target() -> Target:
     return Target(str(cluster.kubeconfig), built["operator"], built["worker"], cluster)
 
 
-def _somebodys_cluster() -> Target:
+def _is_elsewhere() -> bool:
+    """Whether KUBECONFIG names a cluster that is not the local one, which `cluster env` names."""
+    named = os.environ.get("KUBECONFIG")
+    return bool(named) and named != str(Cluster().kubeconfig)
+
+
+def _named_cluster() -> str:
     kubeconfig = os.environ["KUBECONFIG"]
     say(f"using the cluster of KUBECONFIG={kubeconfig}")
+    return kubeconfig
+
+
+def _somebodys_cluster() -> Target:
+    kubeconfig = _named_cluster()
     names = ("DEEPSEEK_OPERATOR_IMAGE", "DEEPSEEK_WORKER_IMAGE")
     missing = [name for name in names if ":" not in os.environ.get(name, "")]
     if missing:

@@ -3,7 +3,7 @@
     python tools/generate.py            # write
     python tools/generate.py --check    # change nothing, fail on differences
 
-`OUTPUTS` is the whole list. Outputs are committed, so that a diff shows what a change means and
+`outputs` is the whole list. They are committed, so that a diff shows what a change means and
 nobody needs the tools to read or install the result.
 """
 
@@ -21,6 +21,7 @@ for part in ("tools", "contract", "operator", "worker"):
 import chart_values  # noqa: E402
 import crds  # noqa: E402
 import kernel_rows  # noqa: E402
+import metrics_files  # noqa: E402
 import performance  # noqa: E402
 import reference  # noqa: E402
 import rendering  # noqa: E402
@@ -47,12 +48,16 @@ def outputs() -> list[Output]:
         (f"{CHART}/values.schema.json", chart_values.schema_json),
         (f"{CHART}/templates/_settings.tpl", chart_values.settings_template),
         (f"{CHART}/templates/_permissions.tpl", chart_values.permissions_template),
+        (f"{CHART}/files/scrape-config.yaml", metrics_files.scrape_config),
+        (f"{CHART}/files/adapter-config.yaml", metrics_files.adapter_config),
+        (f"{CHART}/files/adapter-values.yaml", metrics_files.adapter_values),
         (f"{REFERENCE}/deepseekdeployment.md", partial(reference.deployment_page, crds.DEPLOYMENT)),
         (f"{REFERENCE}/deepseektenant.md", partial(reference.tenant_page, crds.TENANT)),
         (f"{REFERENCE}/metrics.md", reference.metrics_page),
         (f"{REFERENCE}/settings.md", reference.settings_page),
         (f"{REFERENCE}/values.md", reference.values_page),
         (f"{REFERENCE}/worker.md", reference.worker_page),
+        (f"{REFERENCE}/openapi.json", reference.openapi_document),
         ("docs/performance.md", performance.page),
         ("kernels/README.md", kernel_rows.readme),
         # Last, since it reads what the chart's generators have written.

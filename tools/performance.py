@@ -2,7 +2,8 @@
 
 A result file is `{"gpu", "versions", "commit", "ceilings": {name: number}, "rows": [...]}`; a row
 has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`, a
-`note` and the name in words, `what`.
+`note`, the name in words, `what`, and a `curve`: points of one table. Plots lie beside the file,
+under names that begin with its own.
 """
 
 import json
@@ -14,16 +15,18 @@ RESULTS = REPOSITORY / "benchmarks/results"
 COMMANDS = {
     "cpu/engine": "python benchmarks/engine.py --cpu",
     "cpu/operator": "python benchmarks/operator.py",
+    "h200/engine": "python benchmarks/engine.py",
+    "cpu/quality": "python benchmarks/quality.py",
     "h200/kernels": "python benchmarks/kernels.py",
+    "h200/sharing": "python benchmarks/sharing.py",
 }
 HEAD = """\
 <!-- Generated from benchmarks/results by tools/generate.py; do not edit. -->
 # Measured figures
 
-The command above each table measures it; anyone can repeat it. The kernels' rows come from several
-runs, merged by name; a row's comparison is with ceilings of its own run, and those shown are of the
-last. A bar is what a figure has to reach; a figure that does not is shown as missed. A row whose
-code has changed since says so.
+The command above each table measures it; anyone can repeat it. A row's comparison is with ceilings
+of its own run. A bar is what a figure has to reach; a figure that does not is shown as missed. A
+row whose code has changed since says so.
 """
 
 
@@ -32,6 +35,9 @@ def page(results: Path = RESULTS) -> str:
     parts = [HEAD]
     for path in sorted(results.glob("*/*.json")):
         parts += _section(f"{path.parent.name}/{path.stem}", json.loads(path.read_text()))
+        for plot in sorted(path.parent.glob(f"{path.stem}-*.svg")):
+            folder = f"../benchmarks/results/{path.parent.name}"
+            parts += [f"![{plot.stem.replace('-', ' ')}]({folder}/{plot.name})", ""]
     return "\n".join(parts)
 
 
@@ -57,7 +63,21 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
         lines += ["", f"Ceilings: {ceilings}."]
     lines += ["", "| what | measured | unit | bar | |", "|---|---:|---|---:|---|"]
     lines += [_row(row) for row in result["rows"]]
+    for row in result["rows"]:
+        if points := row.get("curve"):
+            lines += [
+                "",
+                f"{row.get('what', row['name']).partition(': ')[0]}:",
+                "",
+                *_curve(points),
+            ]
     return [*lines, ""]
+
+
+def _curve(points: list[dict[str, float]]) -> list[str]:
+    titles = [title.replace("_", " ") for title in points[0]]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---:|" * len(titles)]
+    return lines + [f"| {' | '.join(map(_number, point.values()))} |" for point in points]
 
 
 def _row(row: dict[str, Any]) -> str:

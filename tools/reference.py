@@ -1,5 +1,6 @@
 """The pages of docs/reference: every field, value, setting, flag and metric, from its owner."""
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
@@ -9,11 +10,18 @@ from pydantic.fields import FieldInfo
 from chart_values import Values
 from crds import CustomResource, custom_resource_definition
 from deepseek_contract import deployment
-from deepseek_contract.metrics import OPERATOR_METRICS, WORKER_METRICS, Metric
+from deepseek_contract.metrics import (
+    OPERATOR_METRICS,
+    TARGET_LABELS,
+    VLLM_ALIASES,
+    WORKER_METRICS,
+    Metric,
+)
 from deepseek_contract.pod import TUNING_FLAGS
 from deepseek_contract.schema import ApiModel, Rule, UpdateRule
 from deepseek_contract.status import REASONS
 from deepseek_operator.settings import Settings, variable_name
+from deepseek_worker import openapi
 from deepseek_worker.config import EngineConfig, LoadConfig, ServerConfig
 
 Row = tuple[str, ...]
@@ -56,13 +64,22 @@ def tenant_page(resource: CustomResource) -> str:
     )
 
 
+def openapi_document() -> str:
+    """The worker's API, as the worker itself serves it."""
+    return json.dumps(openapi.document(), indent=1, ensure_ascii=False) + "\n"
+
+
 def metrics_page() -> str:
     """All metrics."""
+    added = ", ".join(f"`{label}`" for label in TARGET_LABELS)
     return _page(
         _head("Metrics", "contract/deepseek_contract/metrics.py"),
-        "Labels that Prometheus adds (`namespace`, `pod`, `deployment`, `tier`) are not listed.",
+        f"Labels that Prometheus adds ({added}) are not listed.",
         "## Workers",
         _table(("name", "type", "unit", "labels", "meaning"), map(_metric_row, WORKER_METRICS)),
+        "With `--metrics-aliases vllm` a worker shows some of them under vLLM's names too, with the"
+        " label `model_name`:",
+        _table(("vLLM's name", "values of"), [(f"`{a}`", f"`{m.name}`") for a, m in VLLM_ALIASES]),
         "## Operator",
         _table(("name", "type", "unit", "labels", "meaning"), map(_metric_row, OPERATOR_METRICS)),
     )
@@ -94,7 +111,7 @@ def settings_page() -> str:
     return _page(
         _head("Settings of the operator", "operator/deepseek_operator/settings.py"),
         "The chart sets these environment variables from its [values](values.md). One that starts"
-        " with `DEEPSEEK_OPERATOR__` and is not here is an error.",
+        " with `DEEPSEEK_OPERATOR__` and is not here is an error. Lists are separated by commas.",
         _table(("variable", "type", "default", "meaning"), rows),
     )
 

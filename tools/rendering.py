@@ -6,7 +6,7 @@ from pathlib import Path
 from cluster import programs
 
 CHART = Path(__file__).resolve().parent.parent / "charts/deepseek-operator"
-KUBERNETES = "1.36.3"
+KUBERNETES = programs.version(programs.PROGRAMS["kube-apiserver"])
 NAMESPACE = "deepseek-system"
 SCOPES = {
     "cluster": (),

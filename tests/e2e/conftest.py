@@ -11,11 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/e2e")]
 
-from cluster import Cluster, images  # noqa: E402
+from cluster import Cluster, images, leftovers  # noqa: E402
 from demo import Target, install  # noqa: E402
 from site_under_test import Namespace, Site  # noqa: E402
-
-CLUSTER = "e2e"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     """The cluster with Prometheus and the chart; it is taken down at the end."""
-    cluster = Cluster(CLUSTER)
-    cluster.down()
+    leftovers.remove_orphans()
+    cluster = Cluster(leftovers.owned("e2e"))
     try:
         built = images.ensure()
         cluster.up(metrics=True)
@@ -45,9 +43,5 @@ def namespace(site: Site, request: pytest.FixtureRequest) -> Iterator[Namespace]
     """A namespace of the test's own under restricted pod security."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
     digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:6]
-    name = f"{words[:50].strip('-')}-{digest}"
-    found = site.in_namespace(name)
-    site.kubectl("create", "namespace", name)
-    site.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield found
-    site.kubectl("delete", "namespace", name, "--wait=false")
+    with site.place(f"{words[:50].strip('-')}-{digest}") as found:
+        yield found

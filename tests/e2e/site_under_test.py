@@ -3,10 +3,11 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cluster import Cluster
 from cluster.errors import ClusterError
@@ -15,6 +16,7 @@ from demo import SYSTEM_NAMESPACE, Target
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 DSD = "deepseekdeployments.deepseek.dev"
+DST = "deepseektenants.deepseek.dev"
 OPERATOR = "deployment/deepseek-deepseek-operator"
 
 
@@ -54,6 +56,16 @@ class Site:
     def in_namespace(self, name: str) -> "Namespace":
         return Namespace(self, name)
 
+    @contextmanager
+    def place(self, name: str) -> Iterator["Namespace"]:
+        """A new namespace under restricted pod security, which goes afterwards."""
+        self.kubectl("create", "namespace", name)
+        self.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+        try:
+            yield self.in_namespace(name)
+        finally:
+            self.kubectl("delete", "namespace", name, "--wait=false")
+
     @property
     def system(self) -> "Namespace":
         """The operator's namespace."""
@@ -75,6 +87,7 @@ class Namespace:
 
     site: Site
     name: str
+    kind: ClassVar[str] = DSD
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         return self.site.kubectl("-n", self.name, *words, stdin=stdin)
@@ -108,7 +121,7 @@ class Namespace:
 
     def condition(self, name: str, type_: str = "Ready") -> dict[str, Any]:
         """A condition of a deployment; empty when it has none of that type."""
-        for condition in self.get(DSD, name).get("status", {}).get("conditions", []):
+        for condition in self.get(self.kind, name).get("status", {}).get("conditions", []):
             if condition["type"] == type_:
                 return dict(condition)
         return {}
@@ -149,3 +162,9 @@ class Namespace:
     def url(self, name: str) -> str:
         """The base of the API at the deployment's Service, as this machine reaches it."""
         return f"http://{self.get('service', name)['spec']['clusterIP']}/v1"
+
+
+class Tenants(Namespace):
+    """The cluster's tenants, which are in no namespace, and their conditions."""
+
+    kind = DST

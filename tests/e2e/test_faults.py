@@ -47,7 +47,7 @@ def test_a_model_larger_than_its_memory_is_said_before_the_kernel_kills_it(
     namespace.wait_ready("large")
 
 
-def test_gpus_that_no_node_has_are_said_and_used_when_they_come(namespace: Namespace) -> None:
+def test_gpus_that_no_node_has_are_said(namespace: Namespace) -> None:
     namespace.serve("gpued", gpu={"mode": "whole"})
 
     message = namespace.wait_reason("gpued", "Unschedulable")
@@ -71,14 +71,30 @@ def test_a_quota_that_refuses_pods_is_said_and_heals_when_it_grows(namespace: Na
     namespace.wait_ready("refused", 180)
 
 
+def test_a_quota_that_refuses_the_loader_is_said(namespace: Namespace) -> None:
+    namespace.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "pods"},
+            "spec": {"hard": {"pods": "0"}},
+        }
+    )
+    namespace.serve("unloaded", model={"source": "hf://organisation/model"})
+
+    message = namespace.wait_reason("unloaded", "CreationRefused", type_="ModelCached")
+
+    assert "exceeded quota" in message
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
         ({"replicas": -1}, "spec.replicas"),
         ({"model": {"source": "ftp://somewhere"}}, "spec.model.source"),
         ({"fallbacks": [{"model": {"source": "package://small"}}]}, "spec.fallbacks"),
-        ({"autoscaling": {"maxReplicas": 3}}, "spec.autoscaling"),
-        ({"gpu": {"mode": "mig", "migProfile": "1g.18gb"}}, "spec.gpu.mode"),
+        ({"autoscaling": {"minReplicas": 4, "maxReplicas": 3}}, "spec.autoscaling"),
+        ({"gpu": {"mode": "mig"}}, "spec.gpu"),
         ({"pod": {"resources": {"limits": {"cpu": "banana"}}}}, "spec.pod.resources.limits"),
         ({"modle": {}}, "modle"),
     ],

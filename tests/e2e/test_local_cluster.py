@@ -13,7 +13,7 @@ from urllib.error import URLError
 
 import pytest
 
-from cluster import Cluster, ClusterError, images, places, processes
+from cluster import Cluster, ClusterError, images, leftovers, places, processes
 from cluster.node import cluster_cgroup
 
 pytestmark = pytest.mark.e2e
@@ -39,7 +39,8 @@ for _ in range(20):
 @pytest.fixture(scope="module")
 def cluster():
     """A cluster of its own with two servers, one on each node, under restricted pod security."""
-    cluster = Cluster(f"self-{os.getpid()}", node_grace_seconds=8)
+    leftovers.remove_orphans()
+    cluster = Cluster(leftovers.owned("self"), node_grace_seconds=8)
     try:
         cluster.up(with_images=True)
         cluster.control_plane.kubectl("create", "namespace", NAMESPACE)
@@ -136,7 +137,7 @@ def test_a_stopped_node_ends_its_pods_and_comes_back(cluster):
     urllib.request.urlopen(url, timeout=5).close()
 
     cluster.stop_node("node2")
-    with pytest.raises((URLError, TimeoutError)):
+    with pytest.raises((URLError, TimeoutError, ConnectionError)):
         urllib.request.urlopen(url, timeout=2)
     wait_until(lambda: not is_ready(node(cluster, "node2")), 40)
     cluster.start_node("node2")
@@ -159,7 +160,7 @@ def test_an_unknown_node_is_named_with_those_there_are(cluster):
     ],
 )
 def test_a_start_that_was_killed_half_way_leaves_nothing_after_down(said):
-    name = f"killed-{os.getpid()}"
+    name = leftovers.owned("killed")
     state = places.clusters() / name
     before = interfaces()
     starting = subprocess.Popen(words(name, "up"), stderr=subprocess.PIPE, text=True)

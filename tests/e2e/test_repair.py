@@ -16,6 +16,7 @@ CHILDREN = {
     "networkpolicy": "smollm2",
     "secret": "smollm2-state-token",
 }
+OURS = "app.kubernetes.io/managed-by=deepseek-operator"
 DRIFT = {
     "deployment": {"spec": {"template": {"spec": {"serviceAccountName": "default"}}}},
     "service": {"spec": {"selector": {"deepseek.dev/deployment": "another"}}},
@@ -45,7 +46,8 @@ def test_a_changed_child_is_set_right(namespace: Namespace, kind: str) -> None:
     namespace.serve()
     wanted = eventually(lambda: namespace.get(kind, name), 20, f"{kind} exists")
 
-    namespace.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(DRIFT[kind]))
+    said = namespace.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(DRIFT[kind]))
+    assert "no change" not in said
 
     def is_as_before() -> bool:
         now = namespace.get(kind, name)
@@ -85,31 +87,33 @@ def test_an_operator_killed_in_the_middle_finishes_after_its_restart(
 def test_two_operators_do_the_work_of_one(site: Site, namespace: Namespace) -> None:
     site.system.kubectl("scale", OPERATOR, "--replicas=2")
     try:
-        eventually(
-            lambda: len(site.system.items("pods", "app.kubernetes.io/name=deepseek-operator")) == 2,
-            30, "two operator pods",
-        )  # fmt: skip
+        site.system.kubectl("rollout", "status", OPERATOR, "--timeout=60s")
         namespace.serve("alone", replicas=0)
-        eventually(lambda: namespace.get("service", "alone"), 30, "the Service")
+        namespace.wait_reason("alone", "ScaledToZero", 30)
         holder = site.system.get("lease", "deepseek-operator")["spec"]["holderIdentity"]
         pods = site.system.items("pods", "app.kubernetes.io/name=deepseek-operator")
 
         assert holder in {pod["metadata"]["name"] for pod in pods}
-        told = [
-            event["reason"]
-            for event in namespace.items("events")
-            if event["source"].get("component") == "deepseek-operator"
-        ]
-        assert told
+        told = eventually(lambda: reasons_told(namespace), 30, "an event")
         assert len(told) == len(set(told))
     finally:
         site.system.kubectl("scale", OPERATOR, "--replicas=1")
         site.system.kubectl("rollout", "status", OPERATOR, "--timeout=60s")
 
 
+def reasons_told(namespace: Namespace) -> list[str]:
+    """Of the events that the operator posted."""
+    return [
+        event["reason"]
+        for event in namespace.items("events")
+        if event["source"].get("component") == "deepseek-operator"
+    ]
+
+
 def test_deleting_works_while_the_operator_is_gone(site: Site, namespace: Namespace) -> None:
     namespace.serve("orphan", replicas=0)
-    eventually(lambda: namespace.get("service", "orphan"), 30, "the Service")
+    for kind in CHILDREN:
+        eventually(lambda kind=kind: namespace.items(kind, OURS), 30, f"a {kind}")
     site.system.kubectl("scale", OPERATOR, "--replicas=0")
     try:
         eventually(
@@ -120,13 +124,7 @@ def test_deleting_works_while_the_operator_is_gone(site: Site, namespace: Namesp
         namespace.kubectl("delete", DSD, "orphan", "--timeout=30s")
 
         for kind in CHILDREN:
-            eventually(
-                lambda kind=kind: (
-                    not namespace.items(kind, "app.kubernetes.io/managed-by=deepseek-operator")
-                ),
-                60,
-                f"no {kind} is left",
-            )
+            eventually(lambda kind=kind: not namespace.items(kind, OURS), 60, f"no {kind} is left")
     finally:
         site.system.kubectl("scale", OPERATOR, "--replicas=1")
         site.system.kubectl("rollout", "status", OPERATOR, "--timeout=60s")

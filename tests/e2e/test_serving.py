@@ -9,22 +9,17 @@ import pytest
 from openai import OpenAI
 
 from demo import PROMPT, ask
-from site_under_test import Namespace, Site, eventually
+from site_under_test import DSD, Namespace, Site, eventually
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
 def served(site: Site) -> Iterator[Namespace]:
-    namespace = site.in_namespace("serving")
-    site.kubectl("create", "namespace", namespace.name)
-    site.kubectl(
-        "label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted"
-    )
-    namespace.serve()
-    namespace.wait_ready("smollm2")
-    yield namespace
-    site.kubectl("delete", "namespace", namespace.name, "--wait=false")
+    with site.place("serving") as namespace:
+        namespace.serve()
+        namespace.wait_ready("smollm2")
+        yield namespace
 
 
 def test_the_model_knows_the_capital_of_france(served: Namespace) -> None:
@@ -57,6 +52,20 @@ def test_state_needs_the_token_that_only_the_operator_and_the_worker_have(
 
     assert httpx.get(f"{address}/state").status_code == 401
     assert httpx.get(f"{address}/state", headers={"Authorization": "Bearer x"}).status_code == 401
+
+
+def test_the_operator_is_let_in_and_the_status_shows_the_workers_memory(
+    served: Namespace,
+) -> None:
+    """The worker's NetworkPolicy lets the operator ask for /state, which nobody else may."""
+    memory = eventually(
+        lambda: served.get(DSD, "smollm2")["status"].get("memory"), 90, "status.memory"
+    )
+
+    assert set(memory["predictedBytes"]) == set(memory["measuredBytes"])
+    assert 0 < memory["usedPercent"] <= 100
+    wide = served.kubectl("get", "dsd", "smollm2", "-o", "wide")
+    assert "MEMORY%" in wide.splitlines()[0]
 
 
 def test_what_the_table_shows_is_true(served: Namespace) -> None:

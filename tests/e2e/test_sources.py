@@ -128,6 +128,22 @@ def test_a_wrong_checksum_is_said_and_heals_with_the_right_one(
     namespace.wait_ready("checked", 180)
 
 
+def test_a_missing_authority_is_said_and_heals(
+    namespace: Namespace, server: FileServer, weights: bytes
+) -> None:
+    source = server.source("model.gguf", weights)
+    namespace.serve(
+        "untrusting", model={"source": source, "certificateAuthority": {"name": "trusted"}}
+    )
+
+    message = namespace.wait_reason("untrusting", "ConfigMapMissing", type_="ModelCached")
+
+    assert "ConfigMap trusted" in message
+    trust(namespace, server)
+    # The kubelet tries the mount again after pauses of up to two minutes.
+    namespace.wait_reason("untrusting", "Downloaded", 240, type_="ModelCached")
+
+
 def test_a_file_that_does_not_exist_is_said(namespace: Namespace, server: FileServer) -> None:
     source = server.source("nothing.gguf", b"nothing")
     namespace.serve(

@@ -1,22 +1,23 @@
 """A control plane for tests: up in seconds, and gone with whoever asked for it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from cluster import ClusterError, ControlPlane, places, processes
+from cluster import ClusterError, ControlPlane, leftovers, places, processes
 
 pytestmark = pytest.mark.control_plane
 
 
 @pytest.fixture(scope="module")
 def control_plane():
-    with ControlPlane(f"repo-tests-{os.getpid()}", components=()) as running:
+    with ControlPlane("repo-tests", components=()) as running:
         yield running
 
 
@@ -40,30 +41,60 @@ def test_what_kubectl_says_is_in_the_error(control_plane):
         control_plane.kubectl("get", "namespace", "none")
 
 
-def test_a_killed_owner_takes_its_control_plane_along():
-    name = f"repo-tests-killed-{os.getpid()}"
-    source = (
-        f"import sys, time; sys.path.insert(0, {str(places.SOURCE.parent)!r})\n"
-        "from cluster import ControlPlane\n"
-        f"with ControlPlane({name!r}, components=()):\n"
-        "    print('up', flush=True); time.sleep(300)\n"
+OWNER = """
+import sys, time
+sys.path.insert(0, {tools!r})
+from cluster import ControlPlane
+with ControlPlane({name!r}, components=()) as plane:
+    print(plane.state, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def owned(name):
+    """A control plane of another process, by its folder."""
+    source = OWNER.format(tools=str(places.SOURCE.parent), name=name)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    owner = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
-    left = ControlPlane(name)
-    try:
-        with owner:
-            assert owner.stdout.readline() == b"up\n"
-            assert len(processes.marked(left.state)) == 2
+    with owner:
+        try:
+            yield owner, Path(owner.stdout.readline().strip())
+        finally:
+            owner.stdin.close()
 
-            owner.send_signal(signal.SIGKILL)
 
-        deadline = time.monotonic() + 10
-        while processes.marked(left.state):
+def test_a_killed_owner_takes_its_control_plane_along():
+    with owned("repo-tests-killed") as (owner, state):
+        assert len(processes.marked(state)) == 2
+
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        deadline = time.monotonic() + 60
+        while processes.marked(state):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-    finally:
-        left.stop()
-    assert not left.state.exists()
+    assert state.exists()
+
+    leftovers.remove_orphans()
+
+    assert not state.exists()
+
+
+def test_two_processes_use_one_name_beside_each_other(control_plane):
+    with owned(control_plane.name) as (_, other):
+        assert other != control_plane.state
+        assert control_plane.is_running()
+        assert len(processes.marked(other)) == 2
+        theirs = json.loads((other / "ports.json").read_text())
+        assert not set(theirs.values()) & set(control_plane.ports.values())
+
+        leftovers.remove_orphans()
+
+        assert len(processes.marked(other)) == 2
+    assert not other.exists()
+    assert control_plane.is_running()
 
 
 def test_an_unknown_component_is_refused():
@@ -92,7 +123,7 @@ def test_simulated_nodes_run_what_the_scheduler_gives_them():
             "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
         },
     }
-    with ControlPlane(f"repo-tests-kwok-{os.getpid()}", components) as fleet:
+    with ControlPlane("repo-tests-kwok", components) as fleet:
         fleet.kubectl("create", "-f", "-", stdin=json.dumps(node))
         fleet.apply(deployment)
 

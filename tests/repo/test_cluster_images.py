@@ -1,6 +1,9 @@
 """A tag follows what an image is built from, and pip inside a build is set up as outside."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import PurePosixPath
 
 import pytest
@@ -117,3 +120,38 @@ def test_a_snapshot_has_the_same_tags_and_permissions_that_anybody_may_read(tmp_
     assert images.references(tmp_path) == images.references()
     for path in tmp_path.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644)
+
+
+HOLDER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from cluster import images
+images._claim()
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_another_process_was_given_is_not_removed(monkeypatch, tmp_path):
+    monkeypatch.setenv("DEEPSEEK_CACHE", str(tmp_path))
+    removed = []
+    monkeypatch.setattr(images, "_buildah_has", lambda name: False)
+    monkeypatch.setattr(images.store, "remove", removed.append)
+    layout = images.store.layout().folder
+    layout.mkdir(parents=True)
+    old = {"annotations": {"org.opencontainers.image.ref.name": "localhost/deepseek-worker:old"}}
+    (layout / "index.json").write_text(json.dumps({"manifests": [old]}))
+
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(places.SOURCE.parent)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as holder:  # fmt: skip
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"claimed\n"
+        images._drop_stale(["localhost/deepseek-worker:new"])
+        while_it_lives = list(removed)
+        holder.kill()
+    images._drop_stale(["localhost/deepseek-worker:new"])
+
+    assert while_it_lives == []
+    assert removed == [{"localhost/deepseek-worker:old"}]

@@ -119,6 +119,24 @@ def test_a_process_can_die_with_the_one_that_started_it(state):
     wait_until(lambda: not child.is_alive())
 
 
+def test_an_owner_is_known_by_its_start_time_too():
+    pid, ticks = processes.owner().split("-")
+
+    assert int(pid) == os.getpid()
+    assert processes.is_owner_alive(f"{pid}-{ticks}")
+    assert not processes.is_owner_alive(f"{pid}-{int(ticks) - 1}")
+
+
+def test_an_owner_that_ended_is_gone(state):
+    sleeper = processes.start("sleeper", SLEEP, state)
+    word = f"{sleeper.pid}-{sleeper.start_ticks}"
+    assert processes.is_owner_alive(word)
+
+    processes.stop([sleeper], grace_seconds=0)
+
+    assert not processes.is_owner_alive(word)
+
+
 def test_the_record_names_what_runs(state):
     process = processes.start("sleeper", SLEEP, state)
 
@@ -129,7 +147,7 @@ def test_the_record_names_what_runs(state):
     assert os.getsid(process.pid) == process.pid
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

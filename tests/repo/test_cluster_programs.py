@@ -24,12 +24,20 @@ def test_each_program_is_imported_by_its_module(program):
 def test_every_module_belongs_to_a_program():
     modules = {folder.name for folder in places.PROGRAM_MODULES.iterdir() if folder.is_dir()}
 
-    assert modules == {program.module for program in programs.PROGRAMS.values()}
+    built = {program.module for program in programs.PROGRAMS.values()}
+    assert modules == built | programs.SOURCES.keys()
 
 
 def test_modules_name_no_registry():
     for file in places.PROGRAM_MODULES.glob("*/go.*"):
         assert not re.search(r"https?://|proxy\.|replace ", file.read_text()), file
+
+
+@pytest.mark.parametrize(("folder", "module"), programs.SOURCES.items())
+def test_sources_have_an_exact_version(folder, module):
+    go_mod = (places.PROGRAM_MODULES / folder / "go.mod").read_text()
+
+    assert programs.parse_requirement(go_mod, module)
 
 
 def test_the_version_is_read_from_a_block_and_from_a_line():

@@ -40,6 +40,22 @@ def test_a_missed_bar_is_shown_as_missed(tmp_path: Path) -> None:
     assert "| a | 2 | s | ≤ 1 | **missed** |" in performance.page(tmp_path)
 
 
+def test_a_curve_is_a_table_of_its_own_and_plots_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "h200").mkdir()
+    points = [{"rate": 300.0, "first_p99_ms": 12.5}, {"rate": 1200.0, "first_p99_ms": 99.0}]
+    rows = [row(name="arrivals, 7B: highest rate", curve=points), row()]
+    result = {"gpu": "a card", "versions": {}, "commit": "", "rows": rows}
+    (tmp_path / "h200/engine.json").write_text(json.dumps(result))
+    (tmp_path / "h200/engine-arrivals.svg").write_text("<svg/>")
+
+    page = performance.page(tmp_path)
+
+    table = "| rate | first p99 ms |\n|---:|---:|\n| 300 | 12.5 |\n| 1,200 | 99 |"
+    assert f"arrivals, 7B:\n\n{table}" in page
+    assert page.count("---:|---:|\n") == 1
+    assert "![engine arrivals](../benchmarks/results/h200/engine-arrivals.svg)" in page
+
+
 def test_committed_results_have_what_the_page_needs() -> None:
     for path in performance.RESULTS.glob("*/*.json"):
         result = json.loads(path.read_text())

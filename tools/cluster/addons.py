@@ -4,6 +4,7 @@ Their images hold one program each and are put together here, without a base ima
 """
 
 import string
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from cluster.cluster import Cluster
 
 USER = 65532
+CHART_FILES = places.REPOSITORY / "charts/deepseek-operator/files"
 METRICS_PROGRAMS = ("prometheus", "prometheus-adapter")
 
 
@@ -59,11 +61,7 @@ def start_metrics(cluster: "Cluster") -> None:
     with store.locked():
         references = ensure_images(metrics=True)
     cluster.load(references)
-    _apply(
-        cluster,
-        "metrics.yaml",
-        {"prometheus": _image("prometheus"), "adapter": _image("prometheus-adapter")},
-    )
+    _apply(cluster, "metrics.yaml", metrics_values())
     with phase("Prometheus and the external metrics API serve"):
         _wait(cluster, "monitoring", "prometheus")
         _wait(cluster, "monitoring", "prometheus-adapter")
@@ -71,6 +69,19 @@ def start_metrics(cluster: "Cluster") -> None:
             "wait", "--for=condition=Available", "--timeout=60s",
             "apiservice/v1beta1.external.metrics.k8s.io",
         )  # fmt: skip
+
+
+def metrics_values() -> dict[str, str]:
+    """What is filled into metrics.yaml: images, and what the chart ships for others' Prometheus."""
+    files = {"scrape": "scrape-config.yaml", "rules": "adapter-config.yaml"}
+    return {
+        "prometheus": _image("prometheus"),
+        "adapter": _image("prometheus-adapter"),
+        **{
+            name: textwrap.indent((CHART_FILES / file).read_text(encoding="utf-8"), "    ")
+            for name, file in files.items()
+        },
+    }
 
 
 def _apply(cluster: "Cluster", manifest: str, values: Mapping[str, str]) -> None:

@@ -10,12 +10,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import addons, debian, images, network, places, processes, programs, storage, store
+from cluster import (
+    addons,
+    debian,
+    images,
+    leftovers,
+    network,
+    places,
+    processes,
+    programs,
+    storage,
+    store,
+)
 from cluster.certificates import Authority, Pair
 from cluster.control_plane import ControlPlane, Network
 from cluster.errors import ClusterError
 from cluster.network import ClusterNetwork
-from cluster.node import Namespaces, Node, cluster_cgroup, remove_cgroups
+from cluster.node import Namespaces, Node
 from cluster.progress import phase, say
 
 DEFAULT_NAME = "default"
@@ -132,17 +143,7 @@ class Cluster:
             What could not be removed; empty when nothing is left.
         """
         with self._locked():
-            processes.stop(
-                [*processes.recorded(self.state), *processes.marked(self.state)], grace_seconds=0
-            )
-            busy = remove_cgroups(cluster_cgroup(self.state))
-            shutil.rmtree(self.state, ignore_errors=True)
-            left = [f"cgroup {folder}" for folder in busy]
-            left += [f"process {found.pid}" for found in processes.marked(self.state)]
-            left += [f"mount {line}" for line in _mounts_below(self.state)]
-            if self.state.exists():
-                left.append(f"folder {self.state}")
-            return left
+            return leftovers.remove(self.state)
 
     def load(self, references: Iterable[str]) -> None:
         """Give images of the store to every running node that lacks them."""
@@ -201,9 +202,7 @@ class Cluster:
             programs.ensure(addons.METRICS_PROGRAMS)
         # What an earlier start left half-way is in the way of a new one.
         if self.state.exists():
-            processes.stop(
-                [*processes.recorded(self.state), *processes.marked(self.state)], grace_seconds=0
-            )
+            leftovers.end(self.state)
             shutil.rmtree(self.state)
         self._fix()
         with phase("gave the nodes their images"), store.locked():
@@ -280,7 +279,7 @@ class Cluster:
     def _locked(self) -> Iterator[None]:
         """Let one command at a time change the cluster; a second one waits and says so."""
         places.clusters().mkdir(parents=True, exist_ok=True)
-        path = places.clusters() / f".{self.name}.lock"
+        path = places.lock(self.name)
         while True:
             with path.open("w") as lock:
                 try:
@@ -296,8 +295,3 @@ class Cluster:
                         if not self.state.exists():
                             path.unlink()
                     return
-
-
-def _mounts_below(folder: Path) -> list[str]:
-    lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line.split()[1].startswith(f"{folder}/")]

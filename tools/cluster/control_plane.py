@@ -1,25 +1,24 @@
 """etcd, kube-apiserver and what else decides: a control plane without nodes, ready in seconds.
 
-Tests use it alone, several at a time under names of their own, with kwok for simulated nodes;
-the whole cluster is built on it.
+Tests use it alone, several at a time and beside those of other test runs, with kwok for simulated
+nodes; the whole cluster is built on it.
 """
 
+import fcntl
 import json
-import shutil
-import socket
 import ssl
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cluster import certificates, places, processes, programs
+from cluster import certificates, leftovers, places, ports, processes, programs
 from cluster.errors import ClusterError
 from cluster.processes import Process
 
@@ -42,7 +41,8 @@ class Network:
 class ControlPlane:
     """A control plane: a context manager, or `start` and `stop`.
 
-    With `with`, its processes end when the thread that started them does, even by SIGKILL.
+    With `with`, it is this process's own: others may use the name at the same time, and its
+    processes end when the thread that started them does, even by SIGKILL.
     """
 
     name: str
@@ -51,10 +51,14 @@ class ControlPlane:
     network: Network = Network()
     node_grace_seconds: int = 40
     """How long a silent node stays Ready."""
+    node_lease_seconds: int = 40
+    """How long a simulated node's Lease holds; it is renewed after a quarter of that."""
     api_server_flags: Sequence[str] = ()
     controller_manager_flags: Sequence[str] = ()
     dies_with_parent: bool = False
     _running: dict[str, Process] = field(default_factory=dict, init=False)
+    _owned_name: str = field(default="", init=False)
+    """Within `with`."""
 
     def __post_init__(self) -> None:
         unknown = set(self.components) - set(RUN_AS_COMPONENTS)
@@ -66,7 +70,7 @@ class ControlPlane:
     @property
     def state(self) -> Path:
         """Folder of its certificates, data and logs."""
-        return places.clusters() / self.name
+        return places.clusters() / (self._owned_name or self.name)
 
     @property
     def kubeconfig(self) -> Path:
@@ -83,10 +87,9 @@ class ControlPlane:
         """Port of each server, chosen at the first start and kept over restarts."""
         file = self.state / "ports.json"
         if not file.exists():
-            names = ("etcd", "etcd-peer", "kube-apiserver", *RUN_AS_COMPONENTS)
-            file.write_text(json.dumps(dict(zip(names, _free_ports(len(names)), strict=True))))
-        ports: dict[str, int] = json.loads(file.read_text())
-        return ports
+            _choose_ports(file, ("etcd", "etcd-peer", "kube-apiserver", *RUN_AS_COMPONENTS))
+        chosen: dict[str, int] = json.loads(file.read_text())
+        return chosen
 
     @property
     def is_loopback(self) -> bool:
@@ -99,8 +102,10 @@ class ControlPlane:
         return f"https://{self.network.address}:{self.ports['kube-apiserver']}"
 
     def __enter__(self) -> Self:
+        leftovers.remove_orphans()
         self.dies_with_parent = True
-        self.stop()  # what an earlier run under this name may have left
+        self._owned_name = leftovers.owned(self.name)
+        self.stop()  # what this process may have left under this name
         with ExitStack() as undo:
             undo.callback(self.stop)
             self.start()
@@ -129,10 +134,8 @@ class ControlPlane:
 
     def stop(self) -> None:
         """End its processes and remove its folder."""
-        found = [*processes.recorded(self.state), *processes.marked(self.state)]
-        processes.stop(found, grace_seconds=0)
+        leftovers.remove(self.state)
         self._running.clear()
-        shutil.rmtree(self.state, ignore_errors=True)
 
     def prepare(self) -> None:
         """Build the programs and make certificates and kubeconfigs, where they are missing."""
@@ -235,15 +238,7 @@ class ControlPlane:
         """Start one of `RUN_AS_COMPONENTS`."""
         folder = self.state / "certificates"
         if name == "kwok":
-            self._start(
-                name,
-                f"--kubeconfig={self.state / 'kwok.kubeconfig'}",
-                f"--config={places.MANIFESTS / 'simulated.yaml'}",
-                # Real nodes carry no such annotation, so kwok leaves them alone.
-                "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-                "--node-lease-duration-seconds=40",
-                f"--server-address=127.0.0.1:{self.ports['kwok']}",
-            )
+            self._start_kwok(name, "fake", self.ports[name])
             return
         flags = [
             f"--kubeconfig={self.state / f'{name}.kubeconfig'}",
@@ -268,6 +263,29 @@ class ControlPlane:
                 *self.controller_manager_flags,
             ]
         self._start(name, *flags)
+
+    def start_zone(self, zone: str) -> None:
+        """Start a kwok of its own for the nodes annotated `kwok.x-k8s.io/node: ZONE`.
+
+        Its nodes are heard of until `stop_zone`, and again after the next start.
+        """
+        self._start_kwok(f"kwok-{zone}", zone, ports.choose(1)[0])
+
+    def stop_zone(self, zone: str) -> None:
+        """Let the nodes of a zone fall silent, all at once; their objects stay as they are."""
+        self.stop_component(f"kwok-{zone}", grace_seconds=0)
+
+    def _start_kwok(self, name: str, nodes: str, port: int) -> None:
+        self._start(
+            name,
+            f"--kubeconfig={self.state / 'kwok.kubeconfig'}",
+            f"--config={places.MANIFESTS / 'simulated.yaml'}",
+            # Real nodes carry no such annotation, so kwok leaves them alone.
+            f"--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node={nodes}",
+            f"--node-lease-duration-seconds={self.node_lease_seconds}",
+            f"--server-address=127.0.0.1:{port}",
+            program="kwok",
+        )
 
     def stop_component(self, name: str, grace_seconds: float = 5.0) -> None:
         """End one program, by its name; `start_component` and its like bring it back."""
@@ -300,10 +318,10 @@ class ControlPlane:
         """Whether the API server answers that it is ready."""
         return self.kubeconfig.exists() and _answers(f"{self.server}/readyz")
 
-    def _start(self, name: str, *flags: str) -> None:
+    def _start(self, name: str, *flags: str, program: str | None = None) -> None:
         self._running[name] = processes.start(
             name,
-            [programs.path(name), *flags],
+            [programs.path(program or name), *flags],
             self.state,
             dies_with_parent=self.dies_with_parent,
         )
@@ -326,15 +344,17 @@ class ControlPlane:
         return "\n".join(file.read_text(errors="replace").splitlines()[-num_lines:])
 
 
-def _free_ports(number: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on, all different."""
-    with ExitStack() as held:
-        ports = []
-        for _ in range(number):
-            listener = held.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
+def _choose_ports(file: Path, names: Sequence[str]) -> None:
+    """Write down ports that no other control plane has, running or stopped."""
+    folder = places.clusters()
+    with (folder / ".ports.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        taken: set[int] = set()
+        for other in folder.glob("*/ports.json"):
+            with suppress(FileNotFoundError):  # another one that ends just now
+                taken.update(json.loads(other.read_text()).values())
+        chosen = ports.choose(len(names), taken)
+        file.write_text(json.dumps(dict(zip(names, chosen, strict=True))))
 
 
 def _answers(url: str) -> bool:

@@ -5,6 +5,7 @@ stale code, and an unchanged tree builds nothing.
 """
 
 import configparser
+import fcntl
 import hashlib
 import json
 import os
@@ -32,6 +33,10 @@ ln -s /usr/bin/python3 /usr/local/bin/python
 
 _CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private")
 """A build ends when this command is killed, and what it mounted goes with it."""
+
+
+_claims: list[int] = []
+"""Files open while this process lives: its images stay, even before a node has them."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ def tag(repository: Path, image: Image) -> str:
 def ensure() -> dict[str, str]:
     """Build what is not built yet, bring it into the store, and return each image's reference.
 
+    Until this process ends no other one, of another checkout say, removes what was returned.
+
     Raises:
         ClusterError: not root, the disk is too full, or a build fails; the message has its end.
     """
@@ -99,6 +106,7 @@ def ensure() -> dict[str, str]:
         if missing:
             _build_all(tree, {image: wanted[image.name] for image in missing})
         _drop_stale(wanted.values())
+        _claim()
     return wanted
 
 
@@ -139,9 +147,30 @@ def _build_all(tree: Path, wanted: Mapping[Image, str]) -> None:
         store.add(wanted.values())
 
 
+def _claim() -> None:
+    """Keep the images from `_drop_stale` of others; the caller holds `store.locked`."""
+    claim = os.open(_claim_file(), os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(claim, fcntl.LOCK_SH)
+    _claims.append(claim)
+
+
+def _is_claimed() -> bool:
+    """Whether a process that lives was given images."""
+    with _claim_file().open("w") as claim:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _claim_file() -> Path:
+    return places.images() / ".claims"
+
+
 def _drop_stale(keep: Iterable[str]) -> None:
-    """Remove the project's images of earlier trees, unless nodes may be running them."""
-    if any(places.clusters().glob("*/fixed.json")):
+    """Remove the project's images of earlier trees, unless nodes run them or are about to."""
+    if any(places.clusters().glob("*/fixed.json")) or _is_claimed():
         return
     stale = {
         name

@@ -25,6 +25,11 @@ def clusters() -> Path:
     return cache() / "clusters"
 
 
+def lock(cluster: str) -> Path:
+    """Held by the command that changes a cluster."""
+    return clusters() / f".{cluster}.lock"
+
+
 def images() -> Path:
     """What nodes share: the image store and the layers exported into it."""
     return cache() / "images"

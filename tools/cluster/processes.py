@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster.errors import ClusterError
+
 MARKER = "DEEPSEEK_CLUSTER_STATE"
 """Environment variable of every process of a cluster; its value is the cluster's folder."""
 
@@ -100,6 +102,21 @@ def start(
     process = Process(name, pid, ticks, arguments)
     (records / f"{name}.json").write_text(json.dumps(asdict(process)), encoding="utf-8")
     return process
+
+
+def owner() -> str:
+    """This process as a word that no other one has had since the machine started: PID-TICKS."""
+    identity = _identity(os.getpid())
+    if identity is None:
+        raise ClusterError("/proc does not show this process")
+    return f"{os.getpid()}-{identity[0]}"
+
+
+def is_owner_alive(word: str) -> bool:
+    """Whether the process that `owner` named so still runs."""
+    pid, ticks = map(int, word.split("-"))
+    identity = _identity(pid)
+    return identity is not None and identity[0] == ticks
 
 
 def recorded(state: Path) -> list[Process]:

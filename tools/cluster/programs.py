@@ -5,6 +5,7 @@ clash. Its `go.mod` is the only place that names the version.
 """
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -99,6 +100,11 @@ PROGRAMS = {
     )
 }
 OWN_SOURCE_VERSION = "v1"
+SOURCES = {
+    "keda": "github.com/kedacore/keda/v2",
+    "gateway-api": "sigs.k8s.io/gateway-api",
+}
+"""Modules that are there for the CRDs in their sources, by the folder under `programs/`."""
 
 
 def version(program: Program) -> str:
@@ -154,14 +160,18 @@ def ensure(names: Iterable[str]) -> dict[str, Path]:
 
 
 def _check(missing: list[Program]) -> None:
+    _require_go()
+    check_disk(places.binaries(), FREE_BYTES_TO_BUILD, "build the cluster's programs")
+    minutes = sum(program.minutes for program in missing)
+    say(f"building {len(missing)} programs from source, about {minutes:.0f} minutes, once:")
+
+
+def _require_go() -> None:
     if shutil.which("go") is None:
         raise ClusterError(
             "go was not found in PATH; the cluster's programs are built from source: "
             "install Go 1.26 or newer and run this again"
         )
-    check_disk(places.binaries(), FREE_BYTES_TO_BUILD, "build the cluster's programs")
-    minutes = sum(program.minutes for program in missing)
-    say(f"building {len(missing)} programs from source, about {minutes:.0f} minutes, once:")
 
 
 def check_disk(folder: Path, needed_bytes: int, purpose: str) -> None:
@@ -214,3 +224,23 @@ def _build(program: Program) -> None:
     if done.returncode != 0:
         raise ClusterError(f"go build of {program.name} failed:\n{done.stderr[-4000:]}")
     part.rename(target)
+
+
+def sources(name: str) -> Path:
+    """The folder of a Go module of `SOURCES`, of which nothing is built.
+
+    Raises:
+        ClusterError: Go is missing, or the module cannot be had.
+    """
+    _require_go()
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", SOURCES[name]],
+        cwd=places.PROGRAM_MODULES / name,
+        env={**os.environ, "GOFLAGS": "-mod=readonly"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ClusterError(f"{SOURCES[name]} cannot be had:\n{done.stderr or done.stdout}")
+    return Path(json.loads(done.stdout)["Dir"])
