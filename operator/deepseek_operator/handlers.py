@@ -15,6 +15,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import kopf
@@ -25,6 +26,7 @@ from deepseek_operator.api import (
     LIST_CHUNK,
     SILENT_WATCH_SECONDS,
     Recorder,
+    attributes_of,
     load_credentials,
     trace,
 )
@@ -90,13 +92,44 @@ class NothingRemembered(kopf.DiffBaseStorage, kopf.ProgressStorage):
         return essence
 
 
-def registry_of(notice: Notice, settings: Settings, record: Recorder) -> kopf.OperatorRegistry:
+class Listings:
+    """Notices when a run of kopf lists the same objects a second time.
+
+    kopf does so when the version it watched from is too old (410) or when a list broke off. It
+    tells of what is there then, and not of what was deleted since it last heard.
+    """
+
+    def __init__(self, missed: Resync) -> None:
+        self._missed = missed
+        self._listed: set[str] = set()
+
+    async def ended(self, _session: Any, _context: Any, request: Any) -> None:
+        """Look at a request that was answered: a hook of an aiohttp session."""
+        url = request.url
+        if (
+            attributes_of(request.method, url.path, url.query).verb != "list"
+            or "continue" in url.query
+            or request.response.status != HTTPStatus.OK
+        ):
+            return
+        if url.path in self._listed:
+            self._missed()
+        self._listed.add(url.path)
+
+
+def registry_of(
+    notice: Notice, missed: Resync, settings: Settings, record: Recorder
+) -> kopf.OperatorRegistry:
     """The handlers: every event of every kind is passed on."""
     registry = kopf.OperatorRegistry()
+    # Of one run of kopf: it logs in again when its token is refused.
+    listings = Listings(missed)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
         configuration = await load_credentials()
-        configuration.trace_configs = [trace(configuration, record)]
+        hooks = trace(configuration, record)
+        hooks.on_request_end.append(listings.ended)
+        configuration.trace_configs = [hooks]
         configuration.connection_pool_maxsize = 0
         session = RESTClientObject(configuration)._create_pool_manager()
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
@@ -148,8 +181,8 @@ class Watcher:
 
     Args:
         notice: Called in the thread of `start` for each event.
-        missed: Called in that thread after kopf failed and watches again: what happened in
-            between has to be found by listing.
+        missed: Called in that thread after kopf failed and watches again, and after it listed
+            again: what happened in between has to be found by listing.
     """
 
     def __init__(
@@ -198,7 +231,7 @@ class Watcher:
             ready = threading.Event()
             loop = asyncio.new_event_loop()
             try:
-                loop.run_until_complete(self._watch(notice, ready))
+                loop.run_until_complete(self._watch(notice, missed, ready))
             except Exception as error:
                 logger.warning("Watching failed and starts again in %.1f s: %r", pause, error)
             finally:
@@ -208,10 +241,10 @@ class Watcher:
             pause = RESTART_SECONDS if ready.is_set() else min(pause * 2, LONGEST_RESTART_SECONDS)
             missed()
 
-    async def _watch(self, notice: Notice, ready: threading.Event) -> None:
+    async def _watch(self, notice: Notice, missed: Resync, ready: threading.Event) -> None:
         """Run kopf until the first of its root tasks ends: by an error, or by the stop flag."""
         tasks = await kopf.spawn_tasks(
-            registry=registry_of(notice, self._settings, self._record),
+            registry=registry_of(notice, missed, self._settings, self._record),
             clusterwide=self._settings.is_cluster_wide,
             namespaces=self._settings.watch_namespaces,
             standalone=True,

@@ -35,6 +35,10 @@ GONE = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", 
 DSD = DEEPSEEK_DEPLOYMENT.resource
 
 
+def ignore(*_: object) -> None:
+    """Nobody is told."""
+
+
 class TestSettings:
     def test_every_kind_but_our_own_is_watched_by_its_label(self) -> None:
         settings = kopf.OperatorSettings()
@@ -47,7 +51,7 @@ class TestSettings:
         assert settings.scanning.disabled is True
 
     def test_only_events_are_handled_so_no_finalizer_is_ever_set(self) -> None:
-        registry = registry_of(lambda _type, _object: None, SETTINGS, lambda _what, _code: None)
+        registry = registry_of(ignore, ignore, SETTINGS, ignore)
 
         assert len(registry._watching.get_all_handlers()) == 13
         assert registry._changing.get_all_handlers() == []
@@ -63,7 +67,7 @@ class TestSettings:
     def test_tenants_are_watched_where_the_whole_cluster_is_served(self) -> None:
         def watched(**changes: Any) -> set[str]:
             chosen = SETTINGS.model_copy(update=changes)
-            registry = registry_of(lambda _type, _object: None, chosen, lambda _what, _code: None)
+            registry = registry_of(ignore, ignore, chosen, ignore)
             return {str(h.selector.any_name) for h in registry._watching.get_all_handlers()}  # type: ignore[union-attr]
 
         assert watched() - watched(watch_namespaces=("team",)) == {
@@ -145,6 +149,23 @@ class TestFaults:
             server.apply(dsd(namespace))
 
             eventually(lambda: children(server, namespace) >= wanted_children())
+            operator.stop()
+
+    def test_what_was_deleted_before_kopf_listed_again_is_known(
+        self, server: Server, namespace: str, start: Start
+    ) -> None:
+        """Its children would be made again, and collected again, until the next resync."""
+        server.apply(dsd(namespace))
+        with FaultProxy(server.plane) as proxy:
+            proxy.add(Fault(watches(DSD), stall=True))
+            too_old = proxy.add(Fault(watches(DSD), event={"type": "ERROR", "object": GONE}))
+            operator = start(address=proxy.address, WATCH_SECONDS="10")
+            complete(server, namespace)
+
+            server.delete(DEEPSEEK_DEPLOYMENT, namespace, "chat")
+            eventually(lambda: too_old.hits, what="the watch is too old")
+
+            eventually(lambda: not children(server, namespace), every=1.0)
             operator.stop()
 
     def test_an_event_that_got_lost_is_found_by_listing(
@@ -345,8 +366,9 @@ class TestFaults:
             for name in told:
                 server.delete(DEEPSEEK_DEPLOYMENT, namespace, name)
 
-            eventually(lambda: not server.list(DEEPSEEK_DEPLOYMENT, namespace))
-            eventually(lambda: not children(server, namespace))
+            # To list 1,200 children is work for the server too.
+            eventually(lambda: not server.list(DEEPSEEK_DEPLOYMENT, namespace), every=1.0)
+            eventually(lambda: not children(server, namespace), every=1.0)
             operator.stop()
 
 
