@@ -127,8 +127,8 @@ class Served:
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.2)
             if self._process.poll() is not None or time.monotonic() > deadline:
-                end = self._read_log()[-2000:]
-                raise RuntimeError(f"the worker did not start: {end}")
+                told = "\n".join([*self.warnings(), self._read_log()[-2000:]])
+                raise RuntimeError(f"the worker did not start: {told}")
 
     @property
     def engine_pid(self) -> int:

@@ -138,10 +138,15 @@ def whole_rows(
     own = f"{name}: a whole card for each tenant"
     return [
         make_row(f"{own}, all at once", [one.tokens_per_s], "tokens/s"),
-        make_row(f"{own}, cost", [card_seconds(one.tokens_per_s)], "card s/Mtoken"),
+        make_row(f"{own}, cost", [card_seconds(one.tokens_per_s)], "card s/Mtoken", better="lower"),
         make_row(f"{own}, steady: time to first token, p99", [steady.first_p99_ms], "ms"),
         make_row(f"{own}, steady: between tokens, mean", [steady.gap_mean_ms], "ms"),
-        make_row(f"{own}, steady: cost", [card_seconds(steady.tokens_per_s)], "card s/Mtoken"),
+        make_row(
+            f"{own}, steady: cost",
+            [card_seconds(steady.tokens_per_s)],
+            "card s/Mtoken",
+            better="lower",
+        ),
         make_row(
             f"{name}: one worker for {tenants} tenants, all at once",
             [everybody.tokens_per_s],
@@ -169,10 +174,17 @@ def shared_rows(
     rows = [
         make_row(f"{shared}, all at once", [burst.tokens_per_s], "tokens/s"),
         make_row(f"{shared}, all at once: slowest over fastest tenant", [burst.fairness], "times"),
-        make_row(f"{shared}, cost", [card_seconds(burst.tokens_per_s)], "card s/Mtoken"),
+        make_row(
+            f"{shared}, cost", [card_seconds(burst.tokens_per_s)], "card s/Mtoken", better="lower"
+        ),
         make_row(f"{shared}, steady: time to first token, p99", [steady.first_p99_ms], "ms"),
         make_row(f"{shared}, steady: between tokens, mean", [steady.gap_mean_ms], "ms"),
-        make_row(f"{shared}, steady: cost", [card_seconds(steady.tokens_per_s)], "card s/Mtoken"),
+        make_row(
+            f"{shared}, steady: cost",
+            [card_seconds(steady.tokens_per_s)],
+            "card s/Mtoken",
+            better="lower",
+        ),
     ]
     measured = {row["name"]: row["value"] for row in rows}
     for load, bar in (("cost", 1.0), ("steady: cost", 1.1 / tenants)):

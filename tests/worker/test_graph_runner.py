@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from deepseek_worker.graph_runner import MAX_CHUNKS, step_shapes
+from deepseek_worker.graph_runner import MAX_CHUNKS, Step, graph_bytes, step_shapes
 from deepseek_worker.sequence import Request, SamplingParams
 from deepseek_worker.startup import graph_runner
 from deepseek_worker.step_arrays import StepLayout, StepShape
@@ -362,6 +362,39 @@ def test_some_shape_holds_every_step(running, tokens):
     for ladder, narrower in zip(ladders[2:], ladders[1:-1], strict=True):
         # What is left out of a ladder fits the narrower one.
         assert ladder[0].tokens == 16 or narrower[-1].decoding >= ladder[0].decoding // 4
+
+
+def test_what_the_driver_keeps_grows_with_steps_and_layers():
+    """1.38 MiB were measured for a step of 28 layers."""
+    num_steps = sum(map(len, step_shapes(256, 8192)))
+
+    assert graph_bytes(256, 8192, 28) == pytest.approx(num_steps * 1.38 * 2**20, rel=0.05)
+
+
+def test_a_first_capture_without_memory_leaves_the_others_a_pool_that_torch_takes(
+    make_both, monkeypatch
+):
+    """Of a pool whose only graph was given up, torch's allocator fails with an internal error."""
+    _, ahead = make_both()
+    pools = iter(["given up", "taken"])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    used = []
+
+    def capture(_, pool):
+        used.append(pool)
+        if len(used) == 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Step, "capture", capture)
+    runner = ahead.runner
+    runner._fitting = [step for ladder in runner._ladders for step in ladder]
+
+    runner.capture(lambda _: None)
+
+    assert used == ["given up"] + ["taken"] * (len(runner._fitting) - 1)
 
 
 def test_arrays_lie_apart_and_unused_page_tables_are_not_copied():

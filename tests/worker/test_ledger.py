@@ -85,6 +85,12 @@ def test_a_packed_copy_of_the_head_is_part_of_the_workspace():
     assert more - plan().predicted_bytes["workspace"] == 49152 * 576 * 4
 
 
+def test_captured_steps_leave_fewer_pages():
+    bounded = {"is_cpu": False, "limit_bytes": 2 * GIB}
+
+    assert plan(**bounded).num_pages - plan(**bounded, graph_bytes=3 * PAGE_BYTES).num_pages == 3
+
+
 def test_adapters_are_weights_and_workspace_and_leave_fewer_pages():
     bounded = {"is_cpu": False, "limit_bytes": 2 * GIB}
     without = plan(**bounded)

@@ -34,7 +34,7 @@ def test_kernels_that_compute_something_else_are_refused(broken, parts, monkeypa
 
     monkeypatch.setattr(PagedAttention, broken, wrong)
 
-    with pytest.raises(DeviceUnavailable, match="differ from torch's by"):
+    with pytest.raises(DeviceUnavailable, match="differs from torch's by"):
         check_kernels(decoder, pool, attention)
 
 
@@ -58,7 +58,7 @@ def test_adapters_are_compared_too(adapted_parts, monkeypatch):
 
     monkeypatch.setattr(deepseek_kernels, "lora_add", wrong)
 
-    with pytest.raises(DeviceUnavailable, match="differ from torch's by"):
+    with pytest.raises(DeviceUnavailable, match="differs from torch's by"):
         check_kernels(*adapted_parts)
 
 

@@ -60,6 +60,10 @@ MAX_CHUNKS = 63
 WIDTHS = (64, 256, 1024)
 """Decoding rows that steps with prompts have room for; the last has room for all."""
 
+DRIVER_BYTES = 52 * 1024
+"""What the driver keeps of a captured step, for each layer: 50 and 51 KiB on an H200, driver 580,
+with 28 and 32 layers."""
+
 NUM_BLOCKS = 3
 """Steps whose numbers may wait on the host at once: one runs, one is launched, one is prepared."""
 
@@ -138,6 +142,8 @@ class GraphRunner:
             for ladder in ladders
         ]
         self._kept = self._room_for_outputs([shape for ladder in ladders for shape in ladder])
+        self._fitting: list[Step] = []
+        """Those for which memory sufficed when they were called, the largest first."""
         self._graph_bytes = 0
         self._clock = StepClock()
 
@@ -158,31 +164,44 @@ class GraphRunner:
         return check_kernels(self._decoder, self._pool, self._attention)
 
     @torch.inference_mode()
-    def capture(self, report: Callable[[float], None]) -> None:
-        """Compile every kernel and capture every shape; `report` is told the fraction done.
+    def compile(self, report: Callable[[float], None]) -> None:
+        """Compile every kernel, by calling every shape; `report` is told the fraction done.
 
-        What memory does not suffice for is called instead, with a warning.
+        All are called before any is captured: the memory of a call beside that of the graphs would
+        be more than a step ever takes.
         """
         if self._decoder.device.type != "cuda":
             return
-        before = torch.cuda.memory_reserved()
-        pool = torch.cuda.graph_pool_handle()
         # The largest first: the others fit into its memory.
         steps = [step for ladder in self._ladders for step in ladder]
         steps.sort(key=lambda step: step.shape, reverse=True)
-        # All are called before any is captured: the memory of a call beside that of the graphs
-        # would be more than a step ever takes.
-        called = []
         for index, step in enumerate(steps):
             if _fits(step, partial(self._call_empty, step)):
-                called.append(step)
-            report((index + 1) / len(steps) / 2)
+                self._fitting.append(step)
+            report((index + 1) / len(steps))
         self._penalties.compile(self._kept.logits)
-        for index, step in enumerate(called):
-            _fits(step, partial(step.capture, pool))
-            report(0.5 + (index + 1) / len(called) / 2)
         torch.cuda.synchronize()
-        self._graph_bytes = torch.cuda.memory_reserved() - before
+
+    @torch.inference_mode()
+    def capture(self, report: Callable[[float], None]) -> None:
+        """Capture every shape that was called; `report` is told the fraction done.
+
+        What memory does not suffice for is called instead, with a warning.
+        """
+        before = torch.cuda.memory_reserved() if self._fitting else 0
+        pool = torch.cuda.graph_pool_handle() if self._fitting else None
+        num_captured = 0
+        for index, step in enumerate(self._fitting):
+            if _fits(step, partial(step.capture, pool)):
+                num_captured += 1
+            elif not num_captured:
+                # torch does not take a pool again whose only graph was given up.
+                pool = torch.cuda.graph_pool_handle()
+            report((index + 1) / len(self._fitting))
+        if num_captured:
+            torch.cuda.synchronize()
+            held = _driver_bytes(num_captured, len(self._decoder.blocks))
+            self._graph_bytes = torch.cuda.memory_reserved() - before + held
 
     def _call_empty(self, step: "Step") -> None:
         self._launch(self._lay_out(step, (), ()))
@@ -661,6 +680,16 @@ def step_shapes(max_running_requests: int, max_batch_tokens: int) -> list[list[S
     return ladders
 
 
+def graph_bytes(max_running_requests: int, max_batch_tokens: int, num_layers: int) -> int:
+    """What the driver keeps of all captured steps, beside what torch allocates for them."""
+    num_steps = sum(map(len, step_shapes(max_running_requests, max_batch_tokens)))
+    return _driver_bytes(num_steps, num_layers)
+
+
+def _driver_bytes(num_steps: int, num_layers: int) -> int:
+    return num_steps * num_layers * DRIVER_BYTES
+
+
 def _fits(step: Step, action: Callable[[], None]) -> bool:
     """Whether memory sufficed for an action on the step; a warning says if not."""
     try:
@@ -674,9 +703,11 @@ def _fits(step: Step, action: Callable[[], None]) -> bool:
             step.shape.tokens,
             error,
         )
-        torch.cuda.empty_cache()
-        return False
-    return True
+    else:
+        return True
+    # Not before: the error holds what the step had computed.
+    torch.cuda.empty_cache()
+    return False
 
 
 def _sizes(size: int, most: int) -> Iterator[int]:

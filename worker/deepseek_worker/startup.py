@@ -12,12 +12,18 @@ from functools import partial
 
 import torch
 
-from deepseek_contract.sizing import KvFormat, WeightFormat, product_bytes, weight_bytes
+from deepseek_contract.sizing import (
+    CUDA_CONTEXT_BYTES,
+    KvFormat,
+    WeightFormat,
+    product_bytes,
+    weight_bytes,
+)
 from deepseek_worker.admission import Limits
 from deepseek_worker.config import EngineConfig
 from deepseek_worker.engine import Engine
 from deepseek_worker.errors import DeviceUnavailable, UnsupportedModel
-from deepseek_worker.graph_runner import MAX_CHUNKS, GraphRunner
+from deepseek_worker.graph_runner import MAX_CHUNKS, GraphRunner, graph_bytes
 from deepseek_worker.layers.linear import packs_on
 from deepseek_worker.memory.exhaustion import is_out_of_memory
 from deepseek_worker.memory.kv_formats import (
@@ -75,8 +81,9 @@ BATCH_TOKENS = (512, 8192)
 
 
 BuildRunner = Callable[[Decoder, KvPool, Limits, int], Runner]
-# Weights take most of a start; what is left is compiling and capturing.
+# Weights take most of a start; what is left is capturing.
 LOADED_FRACTION = 0.8
+COMPILED_FRACTION = 0.1
 
 
 def torch_runner(decoder: Decoder, pool: KvPool, _: Limits, seed: int) -> Runner:
@@ -126,6 +133,11 @@ def load_engine(
     limit_bytes = config.memory_limit_bytes or (
         device_memory_bytes(device) * config.memory_limit_percent // 100
     )
+    captured_bytes = (
+        graph_bytes(limits.max_running_requests, limits.max_batch_tokens, model.num_layers)
+        if device.type == "cuda"
+        else 0
+    )
     memory = plan_memory(
         shape_of(model),
         MemoryRequest(
@@ -141,12 +153,13 @@ def load_engine(
             is_cpu=device.type == "cpu",
             packs_tied_head=model.tie_word_embeddings and packs_on(device, dtype),
             adapters=adapter_bytes(adapters, model, dtype.itemsize, limits.max_batch_tokens),
+            graph_bytes=captured_bytes,
         ),
     )
     if device.type == "cuda":
         needed_bytes = sum(memory.predicted_bytes.values()) - context_bytes
         wait_until_free(needed_bytes, partial(free_bytes, device))
-        hold_to(limit_bytes - context_bytes, device)
+        hold_to(limit_bytes - CUDA_CONTEXT_BYTES - captured_bytes, device)
     decoder = Decoder(model, dtype, device, storage_of)
 
     def report_loading(fraction: float) -> None:
@@ -184,9 +197,7 @@ def load_engine(
     runner = build_runner(decoder, pool, limits, config.seed)
     if isinstance(runner, GraphRunner):
         phase = _ended("weights and pages", phase)
-        runner.capture(lambda fraction: report(LOADED_FRACTION + fraction * (1 - LOADED_FRACTION)))
-        phase = _ended("graphs", phase)
-        _ended("comparison with torch", phase, relative_error=_compare(runner))
+        _warm_up(runner, phase, report)
     report(1.0)
     logger.info(
         "Model loaded",
@@ -210,14 +221,25 @@ def load_engine(
     )
 
 
+def _warm_up(runner: GraphRunner, phase: float, report: ReportProgress) -> None:
+    """Compile, compare and capture, so that no request has to wait for it."""
+    runner.compile(lambda fraction: report(LOADED_FRACTION + fraction * COMPILED_FRACTION))
+    phase = _ended("kernels", phase)
+    # While no graph holds the memory that torch needs for it.
+    phase = _ended("comparison with torch", phase, relative_error=_compare(runner))
+    rest = 1 - LOADED_FRACTION - COMPILED_FRACTION
+    runner.capture(lambda fraction: report(1 - rest * (1 - fraction)))
+    _ended("graphs", phase)
+
+
 def _compare(runner: GraphRunner) -> float:
-    """The kernels' error against torch; not a number where memory does not suffice for torch."""
+    """The kernels' error against torch; not a number where memory does not suffice for that."""
     try:
         return runner.check()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        logger.warning("The kernels were not compared with torch: %s", error)
+        logger.warning("The kernels were not compared with torch in full: %s", error)
         return math.nan
     finally:
         torch.cuda.empty_cache()

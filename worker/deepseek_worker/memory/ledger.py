@@ -55,6 +55,8 @@ class MemoryRequest:
     """Whether a tied output matrix is kept a second time, packed."""
     adapters: AdapterBytes = NO_ADAPTERS
     """LoRA adapters, which are weights too."""
+    graph_bytes: int = 0
+    """What the driver keeps of captured steps, beside what torch allocates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def plan_memory(shape: ModelShape, request: MemoryRequest) -> MemoryPlan:
     )
     if request.packs_tied_head:
         workspace += shape.vocab_size * shape.hidden_size * request.activation_bytes
-    workspace += request.adapters.workspace
+    workspace += request.adapters.workspace + request.graph_bytes
     prediction = Prediction(
         limit_bytes=request.limit_bytes,
         weight_bytes=request.weight_bytes + request.adapters.weights,

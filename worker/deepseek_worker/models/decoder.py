@@ -142,18 +142,47 @@ class Decoder:
 
         `adapters` is `[tokens]` int32: which LoRA adapter each row uses, -1 for none.
         """
-        if self.adapter_rows is not None:
-            self.adapter_rows.value = adapters
+        self.choose_adapters(adapters)
         x = self.embedding(token_ids)
         residual: Tensor | None = None
-        for index, block in enumerate(self.blocks):
-            qkv, residual = block.input_norm.into(block.qkv, x, residual)
-            attention.write(index, qkv, plan)
-            x = block.output(attention.attend(index, qkv, plan))
-            gate_up, residual = block.mlp_norm.into(block.gate_up, x, residual)
-            x = block.down(silu_and_mul(gate_up))
+        for index in range(len(self.blocks)):
+            x, residual = self.block(index, x, residual, attention, plan)
         x, _ = self.final_norm(x, residual)
         return x
+
+    def block(
+        self,
+        index: int,
+        x: Tensor,
+        residual: Tensor | None,
+        attention: Attention[Plan_contra],
+        plan: Plan_contra,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute one block of a step.
+
+        Args:
+            index: Which block.
+            x: `[tokens, hidden_size]`, what the block before adds to the residual stream; of the
+                first block the embeddings.
+            residual: `[tokens, hidden_size]`, the stream before `x`, which may be written to; None
+                in the first block.
+            attention: Keeps the keys and values.
+            plan: Where they are.
+
+        Returns:
+            What this block's MLP adds, and the stream before it.
+        """
+        block = self.blocks[index]
+        qkv, residual = block.input_norm.into(block.qkv, x, residual)
+        attention.write(index, qkv, plan)
+        x = block.output(attention.attend(index, qkv, plan))
+        gate_up, residual = block.mlp_norm.into(block.gate_up, x, residual)
+        return block.down(silu_and_mul(gate_up)), residual
+
+    def choose_adapters(self, adapters: Tensor | None) -> None:
+        """Say which LoRA adapter each row of what follows uses: `[tokens]` int32, -1 for none."""
+        if self.adapter_rows is not None:
+            self.adapter_rows.value = adapters
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Score the vocabulary: `[rows, hidden_size]` to `[rows, vocab_size]` of the same type."""
