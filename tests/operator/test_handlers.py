@@ -155,17 +155,30 @@ class TestFaults:
         self, server: Server, namespace: str, start: Start
     ) -> None:
         """Its children would be made again, and collected again, until the next resync."""
+        is_deleted = threading.Event()
         server.apply(dsd(namespace))
         with FaultProxy(server.plane) as proxy:
-            proxy.add(Fault(watches(DSD), stall=True))
-            too_old = proxy.add(Fault(watches(DSD), event={"type": "ERROR", "object": GONE}))
+            deaf = Fault(
+                lambda request: watches(DSD)(request) and not is_deleted.is_set(),
+                stall=True,
+                times=10**6,
+            )
+            too_old = Fault(
+                lambda request: watches(DSD)(request) and is_deleted.is_set(),
+                event={"type": "ERROR", "object": GONE},
+            )
+            proxy.add(deaf)
+            proxy.add(too_old)
             operator = start(address=proxy.address, WATCH_SECONDS="10")
             complete(server, namespace)
 
             server.delete(DEEPSEEK_DEPLOYMENT, namespace, "chat")
+            is_deleted.set()
             eventually(lambda: too_old.hits, what="the watch is too old")
 
             eventually(lambda: not children(server, namespace), every=1.0)
+            quiet(operator)
+            assert not children(server, namespace)
             operator.stop()
 
     def test_an_event_that_got_lost_is_found_by_listing(
