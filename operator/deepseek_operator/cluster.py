@@ -155,8 +155,11 @@ class Cluster:
 
     # Filling the picture.
 
-    async def resync(self) -> set[Name]:
+    async def resync(self, paths: Set[str] | None = None) -> set[Name]:
         """List everything, and return the objects for which something had been missed.
+
+        Args:
+            paths: Of the lists to look at; None for all.
 
         Raises:
             ApiError: A kind could not be listed.
@@ -164,7 +167,8 @@ class Cluster:
         touched: set[Name] = set()
         for kind in watched_kinds(keda=self._settings.keda, gateway_api=self._settings.gateway_api):
             for namespace in self._settings.watch_namespaces or (None,):
-                touched |= await self._resync_kind(kind, namespace)
+                if paths is None or kind.path(namespace) in paths:
+                    touched |= await self._resync_kind(kind, namespace)
         return touched
 
     async def rediscover(self) -> bool:

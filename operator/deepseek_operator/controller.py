@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -123,6 +123,14 @@ class Controller:
         names = self.cluster.names
         random.shuffle(names)
         for name in names:
+            self.queue.add(name)
+
+    async def list_again(self, paths: Set[str]) -> None:
+        """List what kopf has listed, and look at the objects for which something was missed."""
+        touched = await self.cluster.resync(paths)
+        if self.tenancy is not None and any(kind.path(None) in paths for kind in TENANT_KINDS):
+            await self.tenancy.resync()
+        for name in touched:
             self.queue.add(name)
 
     async def reconcile(self, name: Name) -> float | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 import kopf
 from kopf._core.engines.peering import Identity
 from kubernetes.aio.client.rest import RESTClientObject
@@ -44,7 +45,7 @@ from deepseek_operator.settings import Settings
 logger = logging.getLogger(__name__)
 
 Notice = Callable[[str | None, Manifest], None]
-Resync = Callable[[], None]
+Listed = Callable[[str], None]
 
 RESTART_SECONDS = 0.5
 LONGEST_RESTART_SECONDS = 15.0
@@ -92,44 +93,33 @@ class NothingRemembered(kopf.DiffBaseStorage, kopf.ProgressStorage):
         return essence
 
 
-class Listings:
-    """Notices when a run of kopf lists the same objects a second time.
+def tell_of_lists(listed: Listed) -> aiohttp.TraceConfig:
+    """Hooks of an aiohttp session that tell of each list that was begun, once it is answered.
 
-    kopf does so when the version it watched from is too old (410) or when a list broke off. It
-    tells of what is there then, and not of what was deleted since it last heard.
+    kopf lists at its start, when the version it watched from is too old (410), and when a list
+    broke off. It tells of what is there then, and not of what was deleted since it last heard.
     """
 
-    def __init__(self, missed: Resync) -> None:
-        self._missed = missed
-        self._listed: set[str] = set()
-
-    async def ended(self, _session: Any, _context: Any, request: Any) -> None:
-        """Look at a request that was answered: a hook of an aiohttp session."""
+    async def ended(_session: Any, _context: Any, request: Any) -> None:
         url = request.url
-        if (
-            attributes_of(request.method, url.path, url.query).verb != "list"
-            or "continue" in url.query
-            or request.response.status != HTTPStatus.OK
-        ):
-            return
-        if url.path in self._listed:
-            self._missed()
-        self._listed.add(url.path)
+        is_list = attributes_of(request.method, url.path, url.query).verb == "list"
+        if is_list and "continue" not in url.query and request.response.status == HTTPStatus.OK:
+            listed(url.path)
+
+    hooks = aiohttp.TraceConfig()
+    hooks.on_request_end.append(ended)
+    return hooks
 
 
 def registry_of(
-    notice: Notice, missed: Resync, settings: Settings, record: Recorder
+    notice: Notice, listed: Listed, settings: Settings, record: Recorder
 ) -> kopf.OperatorRegistry:
     """The handlers: every event of every kind is passed on."""
     registry = kopf.OperatorRegistry()
-    # Of one run of kopf: it logs in again when its token is refused.
-    listings = Listings(missed)
 
     async def login(**_: Any) -> kopf.AiohttpSession:
         configuration = await load_credentials()
-        hooks = trace(configuration, record)
-        hooks.on_request_end.append(listings.ended)
-        configuration.trace_configs = [hooks]
+        configuration.trace_configs = [trace(configuration, record), tell_of_lists(listed)]
         configuration.connection_pool_maxsize = 0
         session = RESTClientObject(configuration)._create_pool_manager()
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
@@ -181,15 +171,15 @@ class Watcher:
 
     Args:
         notice: Called in the thread of `start` for each event.
-        missed: Called in that thread after kopf failed and watches again, and after it listed
-            again: what happened in between has to be found by listing.
+        listed: Called in that thread with the path of each list that kopf begins. What was deleted
+            before it has to be found by listing after it.
     """
 
     def __init__(
-        self, notice: Notice, missed: Resync, settings: Settings, record: Recorder
+        self, notice: Notice, listed: Listed, settings: Settings, record: Recorder
     ) -> None:
         self._notice = notice
-        self._missed = missed
+        self._listed = listed
         self._settings = settings
         self._record = record
         self._stop = threading.Event()
@@ -203,11 +193,11 @@ class Watcher:
         def notice(event_type: str | None, manifest: Manifest) -> None:
             loop.call_soon_threadsafe(self._notice, event_type, manifest)
 
-        def missed() -> None:
-            loop.call_soon_threadsafe(self._missed)
+        def listed(path: str) -> None:
+            loop.call_soon_threadsafe(self._listed, path)
 
         self._thread = threading.Thread(
-            target=self._run, args=(notice, missed), name="kopf", daemon=True
+            target=self._run, args=(notice, listed), name="kopf", daemon=True
         )
         self._thread.start()
 
@@ -222,7 +212,7 @@ class Watcher:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 10.0)
 
-    def _run(self, notice: Notice, missed: Resync) -> None:
+    def _run(self, notice: Notice, listed: Listed) -> None:
         pause = RESTART_SECONDS
         while True:
             self._end_of_run.clear()
@@ -231,7 +221,7 @@ class Watcher:
             ready = threading.Event()
             loop = asyncio.new_event_loop()
             try:
-                loop.run_until_complete(self._watch(notice, missed, ready))
+                loop.run_until_complete(self._watch(notice, listed, ready))
             except Exception as error:
                 logger.warning("Watching failed and starts again in %.1f s: %r", pause, error)
             finally:
@@ -239,12 +229,11 @@ class Watcher:
             if self._stop.wait(pause * (0.5 + random.random() / 2)):  # noqa: S311
                 return
             pause = RESTART_SECONDS if ready.is_set() else min(pause * 2, LONGEST_RESTART_SECONDS)
-            missed()
 
-    async def _watch(self, notice: Notice, missed: Resync, ready: threading.Event) -> None:
+    async def _watch(self, notice: Notice, listed: Listed, ready: threading.Event) -> None:
         """Run kopf until the first of its root tasks ends: by an error, or by the stop flag."""
         tasks = await kopf.spawn_tasks(
-            registry=registry_of(notice, missed, self._settings, self._record),
+            registry=registry_of(notice, listed, self._settings, self._record),
             clusterwide=self._settings.is_cluster_wide,
             namespaces=self._settings.watch_namespaces,
             standalone=True,

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,26 +122,55 @@ async def _work(api: Api, settings: Settings, health: Health, record: Recorder) 
         ]
     # What comes after this look has to be watched by a new start of kopf.
     await _has_new_kinds(controller)
-    look_again = asyncio.Event()
-    watcher = Watcher(controller.notice, look_again.set, settings, record)
+    lists = Lists()
+    watcher = Watcher(controller.notice, lists.add, settings, record)
     watcher.start()
     probing = asyncio.create_task(_probe(controller))
     discovering = asyncio.create_task(_rediscover(controller, watcher, settings))
     try:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(look_again.wait(), settings.resync_seconds)
-            look_again.clear()
-            try:
-                await controller.resync()
-            except ApiError as error:
-                logger.warning("Could not list everything again: %s", error)
-                await asyncio.sleep(START_AGAIN_SECONDS)
-                look_again.set()
+        await _list_again(controller, lists, settings)
     finally:
         for task in (*background, probing, discovering):
             await _cancel(task)
         await asyncio.gather(watcher.stop(), controller.queue.close(GRACE_SECONDS))
+
+
+class Lists:
+    """Lists that kopf began, and that ours have to follow."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._has_some = asyncio.Event()
+
+    def add(self, *paths: str) -> None:
+        """Must be called in the event loop."""
+        self._paths.update(paths)
+        self._has_some.set()
+
+    async def take(self, seconds: float) -> set[str]:
+        """All there are, as soon as there is one; none after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_some.wait(), max(0.0, seconds))
+        taken, self._paths = self._paths, set()
+        self._has_some.clear()
+        return taken
+
+
+async def _list_again(controller: Controller, lists: Lists, settings: Settings) -> None:
+    """List after kopf, and everything from time to time, until cancelled."""
+    due = time.monotonic() + settings.resync_seconds
+    while True:
+        paths = await lists.take(due - time.monotonic())
+        try:
+            if paths:
+                await controller.list_again(paths)
+            else:
+                await controller.resync()
+                due = time.monotonic() + settings.resync_seconds
+        except ApiError as error:
+            logger.warning("Could not list again: %s", error)
+            await asyncio.sleep(START_AGAIN_SECONDS)
+            lists.add(*paths)
 
 
 async def _probe(controller: Controller) -> None:

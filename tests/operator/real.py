@@ -306,7 +306,8 @@ class Operator:
             "WATCH_NAMESPACES": "" if self.cluster_wide else self.namespace,
             "IDENTITY": self.identity,
             "HTTP_PORT": str(self.port),
-            "LEASE_DURATION_SECONDS": "5",
+            # Short, so that a successor does not wait long; a busy machine may hold renewals up.
+            "LEASE_DURATION_SECONDS": "10",
             **self.settings,
         }
         environment = {
