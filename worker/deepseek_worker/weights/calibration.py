@@ -4,8 +4,9 @@ The text runs through the model while it is loaded: a projection is read when it
 there, rounded for them, and multiplied with, so that those after it see what rounding did. Files
 are read once, and one unrounded projection is in memory at a time, as without a text.
 
-`calibration.txt` is prose (the beginning of Jane Austen's Pride and Prejudice, 1813, in the
-public domain), and a page of this project's documentation and one of its code.
+`calibration.txt` is prose in the public domain (the beginnings of Mark Twain's The Adventures of
+Tom Sawyer, 1876, without some paragraphs, and of Jane Austen's Pride and Prejudice, 1813), and a
+page of this project's documentation and one of its code.
 """
 
 from collections.abc import Callable, Iterator, Sequence
