@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
             exchange.is_complete = b"[DONE]" in self._tail and self._pool.end in self._tail
             self._finish()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio gives it
         """Called by the event loop."""
         self._is_last = True
         if self._exchange is not None:

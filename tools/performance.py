@@ -27,7 +27,7 @@ HEAD = """\
 The command above each table measures it; anyone can repeat it. A row's comparison is with ceilings
 of its own run. A bar is what a figure has to reach; a figure that does not is shown as missed. A
 row whose code has changed since says so. A commit that a result file names and the history lacks
-had the same files, and was committed anew later.
+is of earlier code, which was changed before it was committed here.
 """
 
 
