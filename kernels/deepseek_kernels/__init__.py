@@ -7,6 +7,7 @@ registered with torch under `torch.ops.deepseek`. `<op>/reference.py` is the spe
 from deepseek_kernels._backend import get_backend, set_backend
 from deepseek_kernels.errors import UnsupportedDevice
 from deepseek_kernels.gate import silu_mul, silu_mul_quantize
+from deepseek_kernels.gated_matmul import gated_matmul
 from deepseek_kernels.kv_write import mla_rope_kv_write, rope_kv_write
 from deepseek_kernels.layer_norm_gelu_matmul import (
     fold_layer_norm,
@@ -48,6 +49,7 @@ __all__ = [
     "copy_pages_from_host",
     "copy_pages_to_host",
     "fold_layer_norm",
+    "gated_matmul",
     "gather_pages",
     "get_backend",
     "layer_norm",

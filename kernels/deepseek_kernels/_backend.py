@@ -107,3 +107,9 @@ def multiprocessors(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return 132 if device.type == "meta" else 1
+
+
+@functools.cache
+def has_wgmma(device: torch.device) -> bool:
+    """Tell whether the device is a Hopper GPU; tensors without storage stand for one."""
+    return device.type == "meta" or torch.cuda.get_device_capability(device)[0] == 9

@@ -5,13 +5,12 @@ their sequence by the starts on the device and the rest leave. The longest block
 last tokens, start first.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepseek_kernels._backend import has_wgmma
 from deepseek_kernels._configs import pick
 from deepseek_kernels.paged_decode.kernel import (
     FP8,
@@ -348,7 +347,7 @@ def paged_prefill(
 
 def _fits_specialized(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
     """Tell whether Hopper's asynchronous matrix products and 16-byte copies apply."""
-    if triton.knobs.runtime.interpret or not _has_wgmma(query.device):
+    if triton.knobs.runtime.interpret or not has_wgmma(query.device):
         return False
     if query.dtype == torch.float32 or key_cache.dtype != query.dtype:
         return False
@@ -362,12 +361,6 @@ def _page_step(cache: Tensor) -> int:
     """Return the largest power of two that divides a page's tokens, at most 64."""
     page_tokens = cache.shape[1]
     return min(page_tokens & -page_tokens, 64)
-
-
-@functools.cache
-def _has_wgmma(device: torch.device) -> bool:
-    """Tell whether the device is a Hopper GPU; tensors without storage stand for one."""
-    return device.type == "meta" or torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _launch_specialized(
