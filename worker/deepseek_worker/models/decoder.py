@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepseek_worker.layers.activation import silu_and_mul
 from deepseek_worker.layers.attention import Attention, Plan_contra
+from deepseek_worker.layers.feed_forward import feed_forward
 from deepseek_worker.layers.linear import Embedding, Linear, Projection, TiedHead
 from deepseek_worker.layers.lora import AdapterRows
 from deepseek_worker.layers.norm import RmsNorm
@@ -176,8 +176,7 @@ class Decoder:
         qkv, residual = block.input_norm.into(block.qkv, x, residual)
         attention.write(index, qkv, plan)
         x = block.output(attention.attend(index, qkv, plan))
-        gate_up, residual = block.mlp_norm.into(block.gate_up, x, residual)
-        return block.down(silu_and_mul(gate_up)), residual
+        return feed_forward(block.mlp_norm, block.gate_up, block.down, x, residual)
 
     def choose_adapters(self, adapters: Tensor | None) -> None:
         """Say which LoRA adapter each row of what follows uses: `[tokens]` int32, -1 for none."""
