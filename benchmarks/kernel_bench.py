@@ -25,6 +25,7 @@ is_measuring = True
 """False in processes that only compile."""
 
 ROUNDS = 5
+SUSTAINED_MICROSECONDS = 500_000.0
 ROUND_MICROSECONDS = 4_000.0
 """Time spent on one function in one round, at least one replay."""
 
@@ -38,8 +39,10 @@ class Ceilings:
     read_gb_per_s: float
     """A sum by a Triton kernel: bytes read."""
     bf16_tflop_per_s: float
-    """8192^3 matmul of random data; so is the next."""
+    """8192^3 matmul of random data, ten of them; so is the next."""
     fp8_tflop_per_s: float
+    sustained_bf16_tflop_per_s: float
+    """The same after half a second of them: within 60 ms the card is at its limit of power."""
     host_to_device_gb_per_s: float
     """Copies of pinned memory."""
     device_to_host_gb_per_s: float
@@ -230,9 +233,9 @@ def median_microseconds(call: Callable[[], Any], count: int = 10) -> float:
 def measure_ceilings() -> Ceilings:
     """Measure what the card does at best: copies, reads, matmuls, the host link."""
     copy, read = _memory_gb_per_s(2**30)
-    bf16, fp8 = _matmul_tflop_per_s(8192)
+    bf16, fp8, sustained = _matmul_tflop_per_s(8192)
     up, down = _host_gb_per_s(256 * 2**20)
-    return Ceilings(copy, read, bf16, fp8, up, down)
+    return Ceilings(copy, read, bf16, fp8, sustained, up, down)
 
 
 def _memory_gb_per_s(elements: int) -> tuple[float, float]:
@@ -251,7 +254,7 @@ def _memory_gb_per_s(elements: int) -> tuple[float, float]:
     return 8 * elements / copy / 1e3, 4 * elements / fastest / 1e3
 
 
-def _matmul_tflop_per_s(size: int) -> tuple[float, float]:
+def _matmul_tflop_per_s(size: int) -> tuple[float, float, float]:
     a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
@@ -262,9 +265,15 @@ def _matmul_tflop_per_s(size: int) -> tuple[float, float]:
             a8, b8.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16
         )
 
-    flops = 2 * size**3
-    bf16_us = median_microseconds(lambda: a @ b.t())
-    return flops / bf16_us / 1e6, flops / median_microseconds(fp8) / 1e6
+    def bf16() -> object:
+        return a @ b.t()
+
+    mega_flops = 2 * size**3 / 1e6
+    short, short_fp8 = median_microseconds(bf16), median_microseconds(fp8)
+    for _ in range(int(SUSTAINED_MICROSECONDS / short)):
+        bf16()
+    sustained = median_microseconds(bf16, int(SUSTAINED_MICROSECONDS / 5 / short))
+    return mega_flops / short, mega_flops / short_fp8, mega_flops / sustained
 
 
 def _host_gb_per_s(size: int) -> tuple[float, float]:

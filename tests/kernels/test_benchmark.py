@@ -39,7 +39,7 @@ def test_results_are_replaced_by_name_and_dropped_with_their_row(benchmark, tmp_
     monkeypatch.setattr(benchmark.torch.cuda, "get_device_name", lambda: "NVIDIA Example")
     path = tmp_path / "kernels.json"
     path.write_text(json.dumps({"rows": [{"name": name, "value": 1} for name in "abc"]}))
-    ceilings = benchmark.Ceilings(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    ceilings = benchmark.Ceilings(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
 
     benchmark._write(path, ceilings, [{"name": "b", "value": 2, "commit": "c0ffee"}], {"a", "b"})
 

@@ -25,7 +25,7 @@ def bench():
 
 @pytest.fixture
 def ceilings(bench):
-    return bench.Ceilings(4200.0, 4500.0, 759.0, 1300.0, 55.0, 55.0)
+    return bench.Ceilings(4200.0, 4500.0, 780.0, 1300.0, 759.0, 55.0, 55.0)
 
 
 def test_bars_that_arithmetic_limits_scale_with_the_measured_rate(bench, ceilings):
