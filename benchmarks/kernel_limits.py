@@ -14,10 +14,6 @@ LIMITS = {
         "a row fills the registers of half a multiprocessor, so few rows load at a time; both "
         "sums in one wait gave 0.935 where reads reached 4,600 GB/s"
     ),
-    "MLA decode bf16 64 x 4k, 128 heads": (
-        "softmax and products take turns; needs specialised warps, as prefill has. Deeper "
-        "prefetch of pages and latents was slower"
-    ),
     "MLA decode bf16 64 x 8k, 16 heads": (
         "one tile of 74 KB loads while one is multiplied, by mma.sync with the queries in 144 "
         "registers; smaller tiles and two programs were slower. Needs the transposed product"

@@ -109,6 +109,18 @@ def one_lane(request: pytest.FixtureRequest) -> Lane:
     return request.param
 
 
+@pytest.fixture(
+    params=[
+        pytest.param(Lane("cuda", torch.bfloat16), id="gpu-bf16", marks=pytest.mark.gpu),
+        pytest.param(Lane("cuda", torch.float16), id="gpu-fp16", marks=pytest.mark.gpu),
+    ]
+)
+def gpu_lane(request: pytest.FixtureRequest) -> Lane:
+    """Types of kernels that the interpreter does not know."""
+    torch.manual_seed(20)
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def triton_backend() -> Iterator[None]:
     """Run kernels, in the interpreter or on the GPU, never the reference by fallback."""

@@ -1,7 +1,8 @@
 """Programs share the tiles of all sequences evenly, as in `paged_decode`, per block of heads.
 
 Programs that take the same tiles for different heads run side by side, so that the second
-finds the latents in the L2 cache. One tile of latents serves as keys and as values.
+finds the latents in the L2 cache. One tile of latents serves as keys and as values. With many
+heads Hopper has a kernel of its own for them, which splits and numbers parts the same way.
 """
 
 from typing import Any
@@ -12,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from deepseek_kernels._backend import multiprocessors
+from deepseek_kernels._backend import has_wgmma, multiprocessors
 from deepseek_kernels._configs import pick
+from deepseek_kernels.mla_decode._device import ROWS, TOKENS, specialized_mla_decode_kernel
 from deepseek_kernels.mla_decode.reference import LATENT, ROPE
 from deepseek_kernels.paged_decode.kernel import (
     FP8,
@@ -27,6 +29,14 @@ from deepseek_kernels.paged_decode.kernel import (
     part_buffers,
     row_tiles,
 )
+
+_SPECIALIZED = {
+    "programs": 1,
+    "heads": ROWS.value,
+    "tokens": TOKENS.value,
+    "least_tiles": 1,
+}
+"""Shared memory leaves nothing to choose."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -215,10 +225,15 @@ def mla_decode(
     if out.numel() == 0:
         return out
     pairs = cache.element_size() == 1
-    config = pick("mla_decode", bytes=query.element_size(), heads=heads)
+    specialized = fits_specialized(query, cache)
+    config = _SPECIALIZED
+    if not specialized:
+        config = pick("mla_decode", bytes=query.element_size(), heads=heads)
     block_h = config["heads"]
     blocks = triton.cdiv(heads, block_h)
     programs = max(1, config["programs"] * multiprocessors(query.device) // blocks)
+    if specialized:
+        programs = whole_programs(programs, sequences)
     parts, stats = part_buffers((programs + sequences) * blocks, block_h, LATENT, query.device)
     compiled = not triton.knobs.runtime.interpret
     rows: dict[str, Any] = {
@@ -232,38 +247,63 @@ def mla_decode(
         "BLOCK_N": config["tokens"],
         "LEAST_TILES": config["least_tiles"],
     }
-    if pairs:
-        cache = cache.view(torch.int16)
-    mla_decode_kernel[(blocks, programs)](
-        query,
-        cache,
-        cache_scale,
-        page_table,
-        lengths,
-        out,
-        parts,
-        stats,
-        scale_log2=scale * LOG2_E,
-        stride_query_sequence=query.stride(0),
-        stride_query_head=query.stride(1),
-        stride_page=cache.stride(0),
-        stride_slot=cache.stride(1),
-        stride_table=page_table.stride(0),
-        PAGE=cache.shape[1],
-        HEADS=heads,
-        PAIRS=pairs,
-        HAS_SCALE=cache_scale is not None,
-        ASSEMBLY=compiled,
-        OVERLAP=compiled,
-        DOT=dot_type(query, int(pairs)),
-        LATENT=LATENT,
-        ROPE=ROPE,
-        BLOCK_H=block_h,
-        num_warps=config["num_warps"],
-        num_stages=config["num_stages"],
-        launch_pdl=compiled,
-        **rows,
-    )
+    if specialized:
+        specialized_mla_decode_kernel[(blocks, programs)](
+            query,
+            cache,
+            page_table,
+            lengths,
+            out,
+            parts,
+            stats,
+            sequences,
+            scale * LOG2_E,
+            *query.stride()[:2],
+            cache.stride(0),
+            page_table.stride(0),
+            lengths.stride(0),
+            PAGE=cache.shape[1],
+            SLOT=cache.stride(1),
+            HEADS=heads,
+            BLOCKS=blocks,
+            BLOCK_ROWS=rows["BLOCK_ROWS"],
+            num_warps=4,
+            # Sixteen warps share the registers: loading warps give theirs to adding ones.
+            maxnreg=128,
+        )
+    else:
+        if pairs:
+            cache = cache.view(torch.int16)
+        mla_decode_kernel[(blocks, programs)](
+            query,
+            cache,
+            cache_scale,
+            page_table,
+            lengths,
+            out,
+            parts,
+            stats,
+            scale_log2=scale * LOG2_E,
+            stride_query_sequence=query.stride(0),
+            stride_query_head=query.stride(1),
+            stride_page=cache.stride(0),
+            stride_slot=cache.stride(1),
+            stride_table=page_table.stride(0),
+            PAGE=cache.shape[1],
+            HEADS=heads,
+            PAIRS=pairs,
+            HAS_SCALE=cache_scale is not None,
+            ASSEMBLY=compiled,
+            OVERLAP=compiled,
+            DOT=dot_type(query, int(pairs)),
+            LATENT=LATENT,
+            ROPE=ROPE,
+            BLOCK_H=block_h,
+            num_warps=config["num_warps"],
+            num_stages=config["num_stages"],
+            launch_pdl=compiled,
+            **rows,
+        )
     combine_kernel[(sequences, heads)](
         parts,
         stats,
@@ -282,3 +322,22 @@ def mla_decode(
         **rows,
     )
     return out
+
+
+def fits_specialized(query: Tensor, cache: Tensor) -> bool:
+    """Tell whether Hopper's asynchronous matrix products and 16-byte copies apply."""
+    if triton.knobs.runtime.interpret or not has_wgmma(query.device):
+        return False
+    if query.dtype == torch.float32 or cache.dtype != query.dtype:
+        return False
+    strides = (*query.stride()[:2], *cache.stride()[:2])
+    pointers = (query.data_ptr(), cache.data_ptr())
+    aligned = not any(n % 16 for n in (*strides, *pointers))
+    return aligned and query.shape[1] > ROWS.value // 2 and cache.shape[1] % 16 == 0
+
+
+def whole_programs(programs: int, sequences: int) -> int:
+    """Return `programs`, or up to a sixteenth less where that splits equal sequences evenly."""
+    fewer = range(programs, programs * 15 // 16, -1)
+    even = (count for count in fewer if sequences % count == 0 or count % sequences == 0)
+    return next(even, programs)
