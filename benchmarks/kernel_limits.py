@@ -1,8 +1,8 @@
 """What limits the rows that have missed their bars, and what was tried: the rows' notes."""
 
 FIXED = (
-    "some 11 us of a call do not depend on its size: lengths, page table and first keys are read "
-    "in turn, and a second kernel adds the parts"
+    "some 10 us of a call do not depend on its size: 2 until the first keys are asked for, 4 in "
+    "which equal shares end one after another, 3 until a second kernel has added the parts"
 )
 
 LIMITS = {
@@ -36,16 +36,19 @@ LIMITS = {
         "product; statistics beside the product were slower (465 us)"
     ),
     "paged decode bf16 256 x 1.2k, 28/4 heads": (
-        "where programs meet, parts are added through shared memory; with the parts in registers "
-        "an experiment took 158.6 us (0.951) where reads reached 4,600 GB/s"
+        "0.960 where copies reached 4,124 GB/s; each program starts anew on some four heads of "
+        "sequences. Fetching the next one's first keys into L2, larger tiles and more programs "
+        "than run at once were not faster"
     ),
     "paged decode bf16 32 x 1.2k, 28/4 heads": (
-        f"{FIXED}; 1 to 6 programs a multiprocessor, 16 to 128 tokens, 2 to 5 stages and adding "
-        "in the same kernel took 28.1 to 33 us"
+        f"{FIXED}; a plain sum of as many bytes took 21.4 us. 1 to 6 programs a multiprocessor, "
+        "16 to 128 tokens, 2 to 6 stages, adding in the same kernel, shares of equal tiles, and "
+        "first keys fetched into L2 while the call before ends took 28.1 to 34.6 us"
     ),
     "paged decode bf16 32 x 4k, 32/8 heads": "0.971 where reads reached 4,600 GB/s",
     "paged decode bf16 8 x 16k, 28/4 heads": (
-        f"{FIXED}; 0.904 where reads reached 4,600 GB/s. Deeper pipelines were slower"
+        f"{FIXED}; 0.904 where copies reached 4,124 GB/s. Deeper pipelines, more programs "
+        "than run at once, L2 prefetch and adding in the same kernel were slower"
     ),
     "sampling top-p 0.95, batch 1": (
         "five dependent kernels of 2 to 6 us; fewer pivots or levels overflow the list"

@@ -38,7 +38,8 @@ ADDED_ELEMENTS = 1024
 @triton.jit
 def first_tile(i_program, total, num_programs):
     """Return the first tile of a program; its last is before the next program's first."""
-    return (i_program.to(tl.int64) * total // num_programs).to(tl.int32)
+    whole, rest = total // num_programs, total % num_programs
+    return i_program * whole + i_program * rest // num_programs
 
 
 @triton.jit
@@ -144,33 +145,42 @@ def added_parts(
     BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Add the rows `o_row` of an item's parts in the order of their programs; `PARTS` at a time.
+    """Add the rows `o_row` of an item's parts in the order of their programs.
 
-    The pointers are to the slot of the item's program 0. An item's parts lie in neighbouring
-    slots; where `BLOCKS` blocks of heads share one line of tiles, as in MLA, they alternate.
+    The loads of `PARTS` parts are in flight at a time; a thread adds the same columns of all
+    parts, in its registers. The pointers are to the slot of the item's program 0. An item's
+    parts lie in neighbouring slots; where `BLOCKS` blocks of heads share one line of tiles, as
+    in MLA, they alternate.
     """
-    o_part = tl.arange(0, PARTS)
     o_d = tl.arange(0, BLOCK_D)
     b_max = tl.full([o_row.shape[0]], float("-inf"), tl.float32)
     b_sum = tl.zeros([o_row.shape[0]], tl.float32)
     b_acc = tl.zeros([o_row.shape[0], BLOCK_D], tl.float32)
-    for i_program in range(first_program, last_program + 1, PARTS):
-        m_part = (i_program + o_part <= last_program)[:, None]
-        o_slot = ((i_program + o_part) * BLOCKS).to(tl.int64)[:, None]
-        p_maxima = p_stats + o_slot * (2 * BLOCK_G) + o_row[None, :]
-        b_maxima = tl.load(p_maxima, mask=m_part, other=float("-inf"), cache_modifier=".cg")
-        b_sums = tl.load(p_maxima + BLOCK_G, mask=m_part, other=0.0, cache_modifier=".cg")
-        p_values = p_part + (o_slot * BLOCK_G + o_row[None, :])[:, :, None] * BLOCK_D
-        b_parts = tl.load(
-            p_values + o_d[None, None, :], mask=m_part[:, :, None], other=0.0, cache_modifier=".cg"
-        )
-        b_new = tl.maximum(b_max, tl.max(b_maxima, 0))
+    for i_first in range(first_program, last_program + 1, PARTS):
+        maxima, sums, values = (), (), ()
+        for i_part in tl.static_range(PARTS):
+            m_row = (o_row >= 0) & (i_first + i_part <= last_program)
+            slot = tl.cast((i_first + i_part) * BLOCKS, tl.int64)
+            p_maxima = p_stats + slot * (2 * BLOCK_G) + o_row
+            p_values = p_part + (slot * BLOCK_G + o_row)[:, None] * BLOCK_D + o_d[None, :]
+            b_maxima = tl.load(p_maxima, mask=m_row, other=float("-inf"), cache_modifier=".cg")
+            b_sums = tl.load(p_maxima + BLOCK_G, mask=m_row, other=0.0, cache_modifier=".cg")
+            b_values = tl.load(p_values, mask=m_row[:, None], other=0.0, cache_modifier=".cg")
+            maxima += (b_maxima,)  # type: ignore[assignment]
+            sums += (b_sums,)  # type: ignore[assignment]
+            values += (b_values,)  # type: ignore[assignment]
+        b_new = b_max
+        for i_part in tl.static_range(PARTS):
+            b_new = tl.maximum(b_new, maxima[i_part])
         b_safe = tl.where(b_new == float("-inf"), 0.0, b_new)
         b_old = tl.exp2(b_max - b_safe)
-        b_weights = tl.exp2(b_maxima - b_safe[None, :])
-        b_sum = b_sum * b_old + tl.sum(b_sums * b_weights, 0)
-        b_acc = b_acc * b_old[:, None] + tl.sum(b_parts * b_weights[:, :, None], 0)
+        b_sum *= b_old
+        b_acc *= b_old[:, None]
         b_max = b_new
+        for i_part in tl.static_range(PARTS):
+            b_weights = tl.exp2(maxima[i_part] - b_safe)
+            b_sum += sums[i_part] * b_weights
+            b_acc += values[i_part] * b_weights[:, None]
     return normalised(b_acc, b_sum)
 
 
@@ -308,6 +318,8 @@ def paged_decode_kernel(
     STEP: tl.constexpr = 2 if PAIRS else 1
     if OVERLAP:
         gdc_wait()
+        # The next kernel starts its programs only where these leave: all of them run at once.
+        gdc_launch_dependents()
     o_m = tl.arange(0, BLOCK_M)
     o_c = tl.arange(0, BLOCK_C)
     o_d = tl.arange(0, BLOCK_D)
@@ -347,6 +359,12 @@ def paged_decode_kernel(
         i_item = i_sequence.to(tl.int32) * KV_HEADS + i_head
         count = tl.minimum(end - tile, item_begin + item_tiles - tile)
 
+        p_table = table_ptr + i_sequence * stride_table_sequence + i_head * stride_table_head
+        first = (tile - item_begin + skipped) * BLOCK_N
+        # The next tile's pages are loaded a tile ahead, so that its rows wait for nothing.
+        o_n = first + tl.arange(0, BLOCK_N)
+        b_next = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0, cache_modifier=".cg")
+
         p_query = query_ptr + i_sequence * stride_query_sequence
         p_query += (i_head * GROUP + o_m)[:, None] * stride_query_head + STEP * o_c[None, :]
         m_query = m_m[:, None] & m_c[None, :]
@@ -367,13 +385,8 @@ def paged_decode_kernel(
         b_sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         b_acc = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
 
-        p_table = table_ptr + i_sequence * stride_table_sequence + i_head * stride_table_head
         p_keys = key_ptr + i_head.to(tl.int64) * stride_key_head
         p_values = value_ptr + i_head.to(tl.int64) * stride_value_head
-        first = (tile - item_begin + skipped) * BLOCK_N
-        # The next tile's pages are loaded a tile ahead, so that its rows wait for nothing.
-        o_n = first + tl.arange(0, BLOCK_N)
-        b_next = tl.load(p_table + o_n // PAGE, mask=o_n < length, other=0, cache_modifier=".cg")
         for start in tl.range(first, first + count * BLOCK_N, BLOCK_N):
             o_n = start + tl.arange(0, BLOCK_N)
             m_n = o_n < length
@@ -436,9 +449,6 @@ def paged_decode_kernel(
             else:
                 b_acc = tl.dot(b_weights, b_value, acc=b_acc, input_precision="ieee")
 
-        if OVERLAP:
-            if tile + count >= end:
-                gdc_launch_dependents()
         b_sum = tl.sum(b_sums, 1)
         if PAIRS:
             b_whole = tl.reshape(tl.join(b_acc, b_acc_odd), [BLOCK_M, BLOCK_D]) * value_factor
