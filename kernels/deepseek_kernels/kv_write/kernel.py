@@ -1,4 +1,7 @@
-"""One program takes one token: a block of its query heads, or all its key and value heads."""
+"""One program takes some query heads of one token, all its keys and values, or both.
+
+Of few tokens keys and values have a program of their own (`apart`), and so have MLA's latents.
+"""
 
 import torch
 import triton
@@ -145,93 +148,89 @@ def rope_kv_write_kernel(
     MODE: tl.constexpr,
     HAS_KEY_SCALE: tl.constexpr,
     HAS_VALUE_SCALE: tl.constexpr,
+    APART: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    QUERY_BLOCKS: tl.constexpr = (QUERY_HEADS + BLOCK_QUERY - 1) // BLOCK_QUERY
     i_token = tl.program_id(0).to(tl.int64)
-    i_block = tl.program_id(1)
+    # The compiler shall know where a token has one program.
+    i_block = 0 if BLOCK_QUERY >= QUERY_HEADS and not APART else tl.program_id(1)
+    # Apart, keys and values are taken by a program that has no query heads left.
+    KV_BLOCK: tl.constexpr = (QUERY_HEADS + BLOCK_QUERY - 1) // BLOCK_QUERY if APART else 0
     # Positions and slots are older than the kernel before.
     i_position = tl.load(positions_ptr + i_token)
     i_slot = tl.load(slots_ptr + i_token)
     take_turn(OVERLAP)
 
-    # Everything that does not need the position is loaded before what waits for it.
-    if i_block < QUERY_BLOCKS:
-        o_heads = i_block * BLOCK_QUERY + tl.arange(0, BLOCK_QUERY)
-        m_heads = (o_heads < QUERY_HEADS)[:, None]
-        p_rows = (query_ptr + i_token * stride_query_token) + (o_heads * stride_query_head)[:, None]
-        b_first, b_second = _pairs(p_rows, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
-        b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
+    # Everything that does not need position or slot is loaded before what waits for them.
+    o_queries = i_block * BLOCK_QUERY + tl.arange(0, BLOCK_QUERY)
+    m_queries = (o_queries < QUERY_HEADS)[:, None]
+    p_query = (query_ptr + i_token * stride_query_token) + (o_queries * stride_query_head)[:, None]
+    b_query, b_query_second = _pairs(p_query, m_queries, ROTARY, BLOCK_HALF, INTERLEAVED)
+
+    o_heads = tl.arange(0, BLOCK_KV)
+    m_heads = (o_heads < KV_HEADS)[:, None] & (i_block == KV_BLOCK)
+    o_rest = ROTARY + tl.arange(0, BLOCK_REST)[None, :]
+    m_rest = m_heads & (o_rest < HEAD_DIM)
+    o_dim = tl.arange(0, BLOCK_DIM)[None, :]
+    m_dim = m_heads & (o_dim < HEAD_DIM)
+    p_key = (key_ptr + i_token * stride_key_token) + (o_heads * stride_key_head)[:, None]
+    p_value = (value_ptr + i_token * stride_value_token) + (o_heads * stride_value_head)[:, None]
+    b_first, b_second = _pairs(p_key, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
+    b_rest = tl.zeros([BLOCK_KV, BLOCK_REST], tl.float32)
+    if HEAD_DIM > ROTARY:
+        b_rest = tl.load(p_key + o_rest, mask=m_rest, other=0.0, cache_modifier=".cg")
+        b_rest = b_rest.to(tl.float32)
+    b_value = tl.load(p_value + o_dim, mask=m_dim, other=0.0, cache_modifier=".cg")
+    b_value = b_value.to(tl.float32)
+
+    b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
+    b_query, b_query_second = _rotated(b_query, b_query_second, b_cos, b_sin)
+    _store_rotated(
+        p_query, m_queries, b_query, b_query_second, ROTARY, BLOCK_HALF, INTERLEAVED, FLOAT
+    )
+    if (i_block == KV_BLOCK) & (i_slot >= 0):
         b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
-        _store_rotated(p_rows, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, FLOAT)
-    else:
-        if i_slot >= 0:
-            # 64 bits: a page of all layers is large, and so is its number times its stride.
-            i_page = i_slot // PAGE_TOKENS
-            i_offset = i_slot % PAGE_TOKENS
-            o_heads = tl.arange(0, BLOCK_KV)
-            m_heads = (o_heads < KV_HEADS)[:, None]
-            o_rest = ROTARY + tl.arange(0, BLOCK_REST)[None, :]
-            m_rest = m_heads & (o_rest < HEAD_DIM)
-            o_dim = tl.arange(0, BLOCK_DIM)[None, :]
-            m_dim = m_heads & (o_dim < HEAD_DIM)
+        # 64 bits: a page of all layers is large, and so is its number times its stride.
+        i_page = i_slot // PAGE_TOKENS
+        i_offset = i_slot % PAGE_TOKENS
+        p_key_cache = (
+            key_cache_ptr + i_page * stride_key_cache_page + i_offset * stride_key_cache_slot
+        ) + (o_heads * stride_key_cache_head)[:, None]
+        p_value_cache = (
+            value_cache_ptr + i_page * stride_value_cache_page + i_offset * stride_value_cache_slot
+        ) + (o_heads * stride_value_cache_head)[:, None]
 
-            p_key = (key_ptr + i_token * stride_key_token) + (o_heads * stride_key_head)[:, None]
-            p_value = (value_ptr + i_token * stride_value_token) + (o_heads * stride_value_head)[
-                :, None
-            ]
-            b_first, b_second = _pairs(p_key, m_heads, ROTARY, BLOCK_HALF, INTERLEAVED)
-            b_rest = tl.zeros([BLOCK_KV, BLOCK_REST], tl.float32)
-            if HEAD_DIM > ROTARY:
-                b_rest = tl.load(p_key + o_rest, mask=m_rest, other=0.0, cache_modifier=".cg")
-                b_rest = b_rest.to(tl.float32)
-            b_value = tl.load(p_value + o_dim, mask=m_dim, other=0.0, cache_modifier=".cg")
-            b_value = b_value.to(tl.float32)
-            b_cos, b_sin = _angles(cos_sin_ptr, i_position, num_positions, ROTARY, BLOCK_HALF)
-            b_first, b_second = _rotated(b_first, b_second, b_cos, b_sin)
-
-            p_key_cache = (
-                key_cache_ptr + i_page * stride_key_cache_page + i_offset * stride_key_cache_slot
-            ) + (o_heads * stride_key_cache_head)[:, None]
-            p_value_cache = (
-                value_cache_ptr
-                + i_page * stride_value_cache_page
-                + i_offset * stride_value_cache_slot
-            ) + (o_heads * stride_value_cache_head)[:, None]
-
-            if MODE == INT8:
-                b_key_scale = _larger(
-                    quantization_scale(b_first, 1, 127.0), quantization_scale(b_second, 1, 127.0)
-                )
-                b_key_scale = _larger(b_key_scale, quantization_scale(b_rest, 1, 127.0))
-                b_value_scale = quantization_scale(b_value, 1, 127.0)
-                p_key_scale = (
-                    key_scale_ptr
-                    + i_page * stride_key_scale_page
-                    + i_offset * stride_key_scale_slot
-                ) + (o_heads * stride_key_scale_head)[:, None]
-                p_value_scale = (
-                    value_scale_ptr
-                    + i_page * stride_value_scale_page
-                    + i_offset * stride_value_scale_slot
-                ) + (o_heads * stride_value_scale_head)[:, None]
-                tl.store(p_key_scale, b_key_scale, mask=m_heads)
-                tl.store(p_value_scale, b_value_scale, mask=m_heads)
-            elif MODE == FP8:
-                b_key_scale = _static_scales(key_scale_ptr, o_heads, KV_HEADS, HAS_KEY_SCALE)
-                b_value_scale = _static_scales(value_scale_ptr, o_heads, KV_HEADS, HAS_VALUE_SCALE)
-            if MODE != FLOAT:
-                b_first = b_first * (1.0 / b_key_scale)
-                b_second = b_second * (1.0 / b_key_scale)
-                b_rest = b_rest * (1.0 / b_key_scale)
-                b_value = b_value * (1.0 / b_value_scale)
-
-            _store_rotated(
-                p_key_cache, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, MODE
+        if MODE == INT8:
+            b_key_scale = _larger(
+                quantization_scale(b_first, 1, 127.0), quantization_scale(b_second, 1, 127.0)
             )
-            if HEAD_DIM > ROTARY:
-                _store_values(p_key_cache + o_rest, m_rest, b_rest, MODE)
-            _store_values(p_value_cache + o_dim, m_dim, b_value, MODE)
+            b_key_scale = _larger(b_key_scale, quantization_scale(b_rest, 1, 127.0))
+            b_value_scale = quantization_scale(b_value, 1, 127.0)
+            p_key_scale = (
+                key_scale_ptr + i_page * stride_key_scale_page + i_offset * stride_key_scale_slot
+            ) + (o_heads * stride_key_scale_head)[:, None]
+            p_value_scale = (
+                value_scale_ptr
+                + i_page * stride_value_scale_page
+                + i_offset * stride_value_scale_slot
+            ) + (o_heads * stride_value_scale_head)[:, None]
+            tl.store(p_key_scale, b_key_scale, mask=m_heads)
+            tl.store(p_value_scale, b_value_scale, mask=m_heads)
+        elif MODE == FP8:
+            b_key_scale = _static_scales(key_scale_ptr, o_heads, KV_HEADS, HAS_KEY_SCALE)
+            b_value_scale = _static_scales(value_scale_ptr, o_heads, KV_HEADS, HAS_VALUE_SCALE)
+        if MODE != FLOAT:
+            b_first = b_first * (1.0 / b_key_scale)
+            b_second = b_second * (1.0 / b_key_scale)
+            b_rest = b_rest * (1.0 / b_key_scale)
+            b_value = b_value * (1.0 / b_value_scale)
+
+        _store_rotated(
+            p_key_cache, m_heads, b_first, b_second, ROTARY, BLOCK_HALF, INTERLEAVED, MODE
+        )
+        if HEAD_DIM > ROTARY:
+            _store_values(p_key_cache + o_rest, m_rest, b_rest, MODE)
+        _store_values(p_value_cache + o_dim, m_dim, b_value, MODE)
 
 
 @triton.jit
@@ -332,8 +331,9 @@ def rope_kv_write(
     kv_heads, rotary = key.shape[1], cos_sin.shape[1]
     config = pick("kv_write", tokens=tokens)
     overlap = overlaps(tokens)
+    apart = bool(config.get("apart"))
     block_query = min(config["block_query"], triton.next_power_of_2(query_heads))
-    rope_kv_write_kernel[(tokens, triton.cdiv(query_heads, block_query) + 1)](
+    rope_kv_write_kernel[(tokens, triton.cdiv(query_heads, block_query) + apart)](
         query,
         key,
         value,
@@ -366,6 +366,7 @@ def rope_kv_write(
         MODE=_MODES.get(key_cache.dtype, 0),
         HAS_KEY_SCALE=key_scale is not None,
         HAS_VALUE_SCALE=value_scale is not None,
+        APART=apart,
         OVERLAP=overlap,
         num_warps=config["num_warps"],
         launch_pdl=overlap,

@@ -29,10 +29,11 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
 SPACES = (
     Space(
         op="kv_write",
-        buckets=({"tokens": 1024}, {}),
+        buckets=({"tokens": 128}, {"tokens": 1024}, {}),
         candidates=lambda _: tuple(
-            {"block_query": block, "num_warps": warps}
-            for block, warps in ((4, 1), (4, 2), (8, 1), (8, 2), (8, 4), (16, 4), (32, 4), (32, 8))
+            {"block_query": block, "num_warps": warps, "apart": apart}
+            for block, warps in ((4, 2), (8, 2), (8, 4), (16, 4), (32, 4), (32, 8))
+            for apart in (0, 1)
         ),
         workload=_workload,
     ),
