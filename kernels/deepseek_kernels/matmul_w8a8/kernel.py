@@ -35,12 +35,14 @@ def tiled_kernel(
     GROUP_M: tl.constexpr,
     GELU: tl.constexpr,
     STAGES: tl.constexpr,
+    HALVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Multiply many tokens: each program takes every `num_programs`-th tile of the output.
 
     `GROUP_M` rows of tiles are walked together, so that the tiles that run at one time share
     what they read. As in `skinny_kernel`, means may still be on their way when it starts.
+    Stored by `HALVES`, a tile takes half the shared memory on its way out.
     """
     LATE: tl.constexpr = x_mean_ptr is not None
     if not LATE:
@@ -68,22 +70,32 @@ def tiled_kernel(
                 max_num_imprecise_acc=IMPRECISE,
                 out_dtype=ACC,
             )
-        o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        b_out = b_acc.to(tl.float32)
         if LATE:
             wait_for_predecessor(OVERLAP)
-            b_mean = tl.load(x_mean_ptr + o_m, mask=o_m < num_tokens, other=0.0)
-            b_w_sum = tl.load(w_sum_ptr + o_n, mask=o_n < N, other=0.0)
-            b_out -= b_mean[:, None] * b_w_sum[None, :]
-        b_out *= tl.load(x_scale_ptr + o_m, mask=o_m < num_tokens, other=0.0)[:, None]
-        if w_scale_ptr is not None:
-            b_out *= tl.load(w_scale_ptr + o_n, mask=o_n < N, other=0.0)[None, :]
-        if bias_ptr is not None:
-            b_out += tl.load(bias_ptr + o_n, mask=o_n < N, other=0.0).to(tl.float32)[None, :]
-        if GELU is not None:
-            b_out = gelu(b_out, GELU == "tanh", OVERLAP and out_desc.dtype == tl.bfloat16)
-        out_desc.store([i_m * BLOCK_M, i_n * BLOCK_N], b_out.to(out_desc.dtype))
+        if HALVES:
+            b_halves = tl.permute(tl.reshape(b_acc, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1])
+            b_left, b_right = tl.split(b_halves)
+        for i_part in tl.static_range(2 if HALVES else 1):
+            b_out = b_acc
+            if HALVES:
+                b_out = b_left if i_part == 0 else b_right
+            b_out = b_out.to(tl.float32)
+            i_first = i_n * BLOCK_N + i_part * (BLOCK_N // 2)
+            o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            o_n = i_first + tl.arange(0, b_out.shape[1])
+            m_m, m_n = o_m < num_tokens, o_n < N
+            if LATE:
+                b_mean = tl.load(x_mean_ptr + o_m, mask=m_m, other=0.0)
+                b_w_sum = tl.load(w_sum_ptr + o_n, mask=m_n, other=0.0)
+                b_out -= b_mean[:, None] * b_w_sum[None, :]
+            b_out *= tl.load(x_scale_ptr + o_m, mask=m_m, other=0.0)[:, None]
+            if w_scale_ptr is not None:
+                b_out *= tl.load(w_scale_ptr + o_n, mask=m_n, other=0.0)[None, :]
+            if bias_ptr is not None:
+                b_out += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+            if GELU is not None:
+                b_out = gelu(b_out, GELU == "tanh", OVERLAP and out_desc.dtype == tl.bfloat16)
+            out_desc.store([i_m * BLOCK_M, i_first], b_out.to(out_desc.dtype))
 
 
 @triton.jit
@@ -158,7 +170,8 @@ def tiled(
     """Multiply many tokens, with one scale for each token.
 
     All rows must be `fits_descriptors`. `config` gives the tile (`block_m`, `block_n`,
-    `block_k`), `group_m`, `num_warps` and `num_stages`.
+    `block_k`), `group_m`, `num_warps`, `num_stages`, and optionally `per_sm`, the programs for
+    each multiprocessor, and `halves`.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]
@@ -166,10 +179,11 @@ def tiled(
     block_m, block_n, block_k = config["block_m"], config["block_n"], config["block_k"]
     tiles = triton.cdiv(tokens, block_m) * triton.cdiv(rows, block_n)
     overlap = overlaps()
+    halves = bool(config.get("halves"))
     tiled_kernel[(min(multiprocessors(x.device) * config.get("per_sm", 1), tiles),)](
         TensorDescriptor.from_tensor(x, [block_m, block_k]),
         TensorDescriptor.from_tensor(weight, [block_n, block_k]),
-        TensorDescriptor.from_tensor(out, [block_m, block_n]),
+        TensorDescriptor.from_tensor(out, [block_m, block_n // 2 if halves else block_n]),
         x_scale,
         weight_scale,
         x_mean,
@@ -184,6 +198,7 @@ def tiled(
         GROUP_M=config["group_m"],
         GELU=gelu,
         STAGES=config["num_stages"],
+        HALVES=halves,
         OVERLAP=overlap,
         num_warps=config["num_warps"],
         launch_pdl=overlap,

@@ -68,16 +68,25 @@ _BLOCK_CANDIDATES = (
     {"library": 1, **skinny_candidates(((64, 128, 2, 4, 4),), block_m=64, tokens_left=1)[0]},
 )
 
-_TILE_NAMES = ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")
+_TILE_NAMES = (
+    "block_m",
+    "block_n",
+    "block_k",
+    "group_m",
+    "num_warps",
+    "num_stages",
+    "per_sm",
+    "halves",
+)
 
 _TILED_CANDIDATES = tuple(
     dict(zip(_TILE_NAMES, tile, strict=True))
     for tile in (
-        (128, 256, 128, 16, 8, 3),
-        (128, 256, 128, 8, 8, 3),
-        (128, 128, 128, 16, 8, 4),
-        (128, 128, 128, 8, 4, 4),
-        (256, 128, 128, 8, 8, 3),
+        (128, 256, 128, 16, 8, 3, 1, 0),
+        (128, 256, 128, 8, 8, 4, 1, 1),
+        (128, 128, 128, 8, 4, 3, 2, 1),
+        (128, 128, 128, 16, 4, 3, 2, 1),
+        (128, 128, 128, 16, 8, 3, 2, 1),
     )
 )
 
