@@ -18,14 +18,19 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
     return lambda: layer_norm_matmul_gelu(x, weight, vector, vector), cost(x, weight).bytes
 
 
-_NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m")
+_NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "group_m", "halves")
 
 _CANDIDATES = (
     *skinny_candidates(((64, 128, 1, 4, 6), (64, 64, 1, 4, 8), (64, 128, 3, 4, 3)), block_m=64),
     *skinny_candidates(((64, 64, 1, 4, 8),), block_m=64, tokens_left=1),
     *(
         dict(zip(_NAMES, tile, strict=True))
-        for tile in ((128, 256, 64, 8, 3, 16), (128, 128, 64, 8, 4, 8), (128, 128, 64, 4, 4, 8))
+        for tile in (
+            (128, 256, 64, 8, 3, 16, 0),
+            (128, 256, 64, 8, 4, 16, 1),
+            (128, 128, 64, 8, 4, 8, 0),
+            (128, 128, 64, 4, 4, 8, 0),
+        )
     ),
 )
 
