@@ -2,7 +2,8 @@
 
 `bounds` finds each row's largest and smallest logit. Each `count` pass adds up how many logits,
 or how much probability, lie above some pivots; that leaves an interval between two pivots for
-the threshold. These sums are fp32 and only bracket it. `collect` draws among what is certainly
+the threshold, where the next pass takes closer ones, unless it holds few logits already. These
+sums are fp32 and only bracket it. `collect` draws among what is certainly
 kept, the logits above the interval, lists those inside it, and sums exactly. `finish` sorts the
 list, finds the threshold by the exact sums, and draws. A row whose list overflows or misses the
 threshold, or whose top-p applies inside a large top-k, is searched by bisection there: slow,
@@ -35,6 +36,9 @@ COLLECTED_K = 512
 
 SHORT_ENOUGH = 192
 """A list of all of the top k that is no longer needs no further narrowing."""
+
+SHORT_LIST = tl.constexpr(448)
+"""So many logits at most inside an interval are listed without narrowing it further."""
 
 _STEEP = tl.constexpr(2.0**30)
 """Slope of the ramp that stands for a step at a pivot."""
@@ -198,6 +202,15 @@ def _mass_target(b_p, b_total):
 
 
 @triton.jit
+def _pivot(b_pivots, b_sums, m_one):
+    """Return one pivot and its sum."""
+    return (
+        tl.max(tl.where(m_one, b_pivots, float("-inf")), 0),
+        tl.max(tl.where(m_one, b_sums, 0.0), 0),
+    )
+
+
+@triton.jit
 def _interval(
     sums_ptr,
     pivots_ptr,
@@ -211,15 +224,20 @@ def _interval(
 ):
     """Return the interval `[low, high)` that the passes before LEVEL leave for the threshold.
 
-    `high` is infinite until a pivot lies above the threshold. Also returned is the sum from
-    `low` on.
+    `high` is infinite until a pivot lies above the threshold. Also returned are the sums from
+    `low` and from `high` on, the pivot after `high` and the sum from there on, or `high` again
+    where it is not known, and the sum that is looked for.
     """
     o_pivots = tl.arange(0, PIVOTS)
     b_low = float("-inf")
     b_high = float("inf")
+    b_next = float("inf")
     b_reached = float("inf")
-    b_least = b_k.to(tl.float32)
-    b_most = b_least
+    b_beyond = 0.0
+    b_farther = 0.0
+    b_target = b_k.to(tl.float32)
+    b_least = b_target
+    b_most = b_target
     for i_level in tl.static_range(LEVEL):
         o_level = (i_row * LEVELS + i_level) * PIVOTS + o_pivots
         b_sums = tl.load(sums_ptr + o_level, cache_modifier=".cg")
@@ -229,14 +247,77 @@ def _interval(
                 b_target = tl.max(b_sums, 0) * b_p
                 b_least = b_target * (1.0 - _MARGIN)
                 b_most = b_target * (1.0 + _MARGIN)
-        # Sums grow along the pivots, which fall.
-        i_low = tl.minimum(tl.sum((b_sums < b_most).to(tl.int32), 0), PIVOTS - 1)
-        i_high = tl.sum((b_sums < b_least).to(tl.int32), 0) - 1
-        b_low = tl.max(tl.where(o_pivots == i_low, b_pivots, float("-inf")), 0)
-        b_reached = tl.max(tl.where(o_pivots == i_low, b_sums, 0.0), 0)
-        if i_high >= 0:
-            b_high = tl.max(tl.where(o_pivots == i_high, b_pivots, float("-inf")), 0)
-    return b_low, b_high, b_reached
+        # A pass that was not needed has left its sums zero, and the interval stays.
+        if tl.sum((b_sums > 0).to(tl.int32), 0) > 0:
+            # Sums grow along the pivots, which fall.
+            i_low = tl.minimum(tl.sum((b_sums < b_most).to(tl.int32), 0), PIVOTS - 1)
+            i_high = tl.sum((b_sums < b_least).to(tl.int32), 0) - 1
+            b_low, b_reached = _pivot(b_pivots, b_sums, o_pivots == i_low)
+            if i_high >= 0:
+                b_high, b_beyond = _pivot(b_pivots, b_sums, o_pivots == i_high)
+                i_next = tl.maximum(i_high - 1, 0)
+                b_next, b_farther = _pivot(b_pivots, b_sums, o_pivots == i_next)
+    return b_low, b_high, b_next, b_reached, b_beyond, b_farther, b_target
+
+
+@triton.jit
+def _closer_pivots(
+    o_pivots,
+    b_low,
+    b_high,
+    b_next,
+    b_reached,
+    b_beyond,
+    b_farther,
+    b_target,
+    b_largest,
+    PIVOTS: tl.constexpr,
+):
+    """Return pivots below `high`, closest together where the threshold should be.
+
+    That is where the sum is reached if the density falls exponentially, at the rate from the
+    interval to the one above it.
+    """
+    b_top = tl.minimum(b_high, b_largest)
+    b_width = b_top - b_low
+    b_above = tl.where(b_high < float("inf"), b_next - b_high, 0.0)
+    b_inside = b_reached - b_beyond
+    b_part = tl.minimum(tl.maximum(tl.div_rn(b_target - b_beyond, b_inside), 0.0), 1.0)
+    b_ratio = tl.div_rn((b_beyond - b_farther) * b_width, b_inside * b_above)
+    b_slope = tl.log(b_ratio) * tl.div_rn(2.0 * b_width, b_width + b_above)
+    is_known = (b_above > 0) & (b_ratio > 0) & (tl.abs(b_slope) > 1e-3)
+    b_slope = tl.minimum(tl.maximum(tl.where(is_known, b_slope, 1.0), -8.0), 8.0)
+    b_bent = tl.div_rn(-tl.log(1.0 - b_part * (1.0 - tl.exp(-b_slope))), b_slope)
+    b_depth = tl.where(is_known, b_bent, b_part)
+    b_offset = (2 * o_pivots - (PIVOTS - 2)).to(tl.float32) * (1.0 / (PIVOTS - 2))
+    b_square = b_offset * b_offset
+    b_offset *= 0.06 + 0.5 * b_square * b_square * b_square
+    # Not at the top itself, which may be the largest logit and then is no certain one to keep.
+    return b_top - b_width * tl.maximum(b_depth + b_offset, 1.0 / 64)
+
+
+@triton.jit
+def _is_long(
+    b_low,
+    b_reached,
+    b_beyond,
+    b_largest,
+    b_k,
+    is_k,
+    COLLECTED_K: tl.constexpr,
+    SHORT_ENOUGH: tl.constexpr,
+):
+    """Tell whether the list of an interval could be too long.
+
+    Where sums are of probability, every logit of the interval has at least that of its low end.
+    """
+    if is_k:
+        b_listed = tl.where(b_k <= COLLECTED_K, b_reached, b_reached - b_beyond)
+        is_long = b_listed > SHORT_ENOUGH
+    else:
+        b_listed = b_reached * (1.0 + 2.0 * _MARGIN) - b_beyond
+        is_long = ~(b_listed <= SHORT_LIST * tl.exp(b_low - b_largest))
+    return is_long
 
 
 @triton.jit
@@ -313,24 +394,35 @@ def count_kernel(
     b_largest, b_smallest = _row_bounds(bounds_ptr, i_row, num_splits, MAX_SPLITS)
     o_pivots = tl.arange(0, PIVOTS)
     if (is_k | is_p) & (b_largest > float("-inf")):
-        b_part = (o_pivots + 1).to(tl.float32) * (1.0 / PIVOTS)
         is_needed = True
         if LEVEL == 0:
+            b_part = (o_pivots + 1).to(tl.float32) * (1.0 / PIVOTS)
             # Closer together near the largest, where thresholds usually are.
             b_lowest = b_smallest - (tl.abs(b_smallest) * 2.0**-22 + 2.0**-28)
             b_pivots = b_largest - (b_largest - b_smallest) * (b_part * b_part)
         else:
-            b_low, b_high, b_reached = _interval(
+            b_low, b_high, b_next, b_reached, b_beyond, b_farther, b_target = _interval(
                 sums_ptr, pivots_ptr, i_row, b_k, b_p, is_k, LEVEL, LEVELS, PIVOTS
             )
             b_lowest = b_low
-            b_top = tl.minimum(b_high, b_largest)
-            b_pivots = b_top - (b_top - b_low) * b_part
-            is_needed = (~is_k) | (b_k > COLLECTED_K) | (b_reached > SHORT_ENOUGH)
+            b_pivots = _closer_pivots(
+                o_pivots,
+                b_low,
+                b_high,
+                b_next,
+                b_reached,
+                b_beyond,
+                b_farther,
+                b_target,
+                b_largest,
+                PIVOTS,
+            )
+            is_needed = _is_long(
+                b_low, b_reached, b_beyond, b_largest, b_k, is_k, COLLECTED_K, SHORT_ENOUGH
+            )
         b_pivots = tl.maximum(tl.where(o_pivots == PIVOTS - 1, b_lowest, b_pivots), b_lowest)
         o_level = (i_row * LEVELS + LEVEL) * PIVOTS + o_pivots
         if i_split == 0:
-            # Where the sums stay zero the lowest pivot is taken, and the interval stays.
             tl.store(pivots_ptr + o_level, b_pivots)
 
         if is_needed:
@@ -366,7 +458,7 @@ def _final_interval(
     PIVOTS: tl.constexpr,
 ):
     """Return the interval whose logits are listed; those from its end on are certainly kept."""
-    b_low, b_high, b_reached = _interval(
+    b_low, b_high, _, _, _, _, _ = _interval(
         sums_ptr, pivots_ptr, i_row, b_k, b_p, is_k, LEVELS, LEVELS, PIVOTS
     )
     if is_k & (b_k <= COLLECTED_K):
