@@ -146,7 +146,7 @@ def test_wrong_arguments_are_named(change, message):
         layer_norm_matmul_gelu(**arguments)
 
 
-@pytest.mark.parametrize("tokens", [16, 4096])
+@pytest.mark.parametrize("tokens", [16, 512, 4096])
 def test_kernels_fit_hopper(compile_sm90, spec, tokens):
     rows, product = compile_sm90(
         "layer_norm_gelu_matmul.kernel:layer_norm_matmul_gelu",
@@ -160,6 +160,23 @@ def test_kernels_fit_hopper(compile_sm90, spec, tokens):
 
     assert rows.spill_bytes == product.spill_bytes == 0
     assert product.wgmma_instructions >= 4
+    assert product.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("rows", [4096, 16384])
+@pytest.mark.parametrize("tokens", [64, 512])
+def test_fp32_fits_shared_memory(compile_sm90, spec, tokens, rows):
+    _, product = compile_sm90(
+        "layer_norm_gelu_matmul.kernel:layer_norm_matmul_gelu",
+        spec((tokens, 4096), "float32"),
+        spec((rows, 4096), "float32"),
+        spec((rows,), "float32"),
+        spec((rows,), "float32"),
+        1e-5,
+        "tanh",
+    )
+
+    assert product.shared_bytes <= 227 * 1024
 
 
 def test_fused_calls_keep_less_between_their_steps():

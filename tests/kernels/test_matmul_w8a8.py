@@ -150,7 +150,8 @@ def test_few_tokens_fit_hopper(compile_sm90, spec, tokens, dtype, blocks):
     assert kernel.shared_bytes <= 227 * 1024
 
 
-def test_many_tokens_of_int8_fit_hopper(compile_sm90, spec):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_many_tokens_of_int8_fit_hopper(compile_sm90, spec, dtype):
     (kernel,) = compile_sm90(
         "matmul_w8a8.kernel:matmul_w8a8",
         spec((4096, 3584), "int8"),
@@ -158,8 +159,9 @@ def test_many_tokens_of_int8_fit_hopper(compile_sm90, spec):
         spec((4608, 3584), "int8"),
         spec((4608,), "float32"),
         None,
-        torch.bfloat16,
+        dtype,
     )
 
     assert kernel.spill_bytes == 0
     assert kernel.wgmma_instructions >= 4
+    assert kernel.shared_bytes <= 227 * 1024

@@ -21,6 +21,9 @@ from deepseek_kernels.matmul.kernel import (
 from deepseek_kernels.matmul.kernel import matmul as plain_matmul
 from deepseek_kernels.matmul_w8a8.kernel import fits_descriptors, tiled
 
+MANY_ROWS = 2**20
+"""A weight of so many rows has the configuration for few tokens that fits fp32 as well."""
+
 
 @triton.jit
 def row_kernel(
@@ -106,8 +109,9 @@ def layer_norm_matmul_gelu(
     inverse = torch.empty_like(mean)
     _rows(x, eps, mean=mean, inverse=inverse)
     config = pick("layer_norm_matmul_gelu", m=tokens, n=rows, k=columns)
-    aligned = rows * x.element_size() % 16 == 0
-    if "group_m" in config and aligned and fits_descriptors(x) and fits_descriptors(weight):
+    # Tiles of fp32 exceed shared memory.
+    fits = x.element_size() == 2 and rows % 8 == 0
+    if "group_m" in config and fits and fits_descriptors(x) and fits_descriptors(weight):
         return tiled(
             x,
             weight,
@@ -125,7 +129,7 @@ def layer_norm_matmul_gelu(
         x.dtype,
         config
         if "group_m" not in config
-        else pick("layer_norm_matmul_gelu", m=1, n=rows, k=columns),
+        else pick("layer_norm_matmul_gelu", m=1, n=MANY_ROWS, k=columns),
         x_scale=inverse,
         x_mean=mean,
         weight_sum=weight_sum,
