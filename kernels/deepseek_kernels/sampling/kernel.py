@@ -22,6 +22,9 @@ from deepseek_kernels.sampling.reference import GREEDY_TEMPERATURE, MASS_SCALE
 _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _SCALE = tl.constexpr(MASS_SCALE)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
+_TINY = tl.constexpr(1e-30)
+"""Stands for zero where it divides or has a logarithm."""
+
 _COUNT_SHIFT = tl.constexpr(45)
 """Count and mass share 64 bits: fewer than 2^18 logits of mass up to 2^27 sum below 2^45."""
 
@@ -281,10 +284,12 @@ def _closer_pivots(
     b_top = tl.minimum(b_high, b_largest)
     b_width = b_top - b_low
     b_above = tl.where(b_high < float("inf"), b_next - b_high, 0.0)
-    b_inside = b_reached - b_beyond
+    b_inside = tl.maximum(b_reached - b_beyond, _TINY)
     b_part = tl.minimum(tl.maximum(tl.div_rn(b_target - b_beyond, b_inside), 0.0), 1.0)
-    b_ratio = tl.div_rn((b_beyond - b_farther) * b_width, b_inside * b_above)
-    b_slope = tl.log(b_ratio) * tl.div_rn(2.0 * b_width, b_width + b_above)
+    b_area = tl.maximum(b_inside * b_above, _TINY)
+    b_ratio = tl.div_rn((b_beyond - b_farther) * b_width, b_area)
+    b_distance = tl.maximum(b_width + b_above, _TINY) * 0.5
+    b_slope = tl.log(tl.maximum(b_ratio, _TINY)) * tl.div_rn(b_width, b_distance)
     is_known = (b_above > 0) & (b_ratio > 0) & (tl.abs(b_slope) > 1e-3)
     b_slope = tl.minimum(tl.maximum(tl.where(is_known, b_slope, 1.0), -8.0), 8.0)
     b_bent = tl.div_rn(-tl.log(1.0 - b_part * (1.0 - tl.exp(-b_slope))), b_slope)
