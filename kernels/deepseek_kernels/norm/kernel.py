@@ -185,7 +185,8 @@ def _launch(
         group = block if group == columns else group
     one_pass = centred and residual is None and x.element_size() == 2 and columns > SHORT_ROW
     # Twice the warps with half the registers each: as many rows, and more loads under way.
-    narrow = one_pass and bool(config.get("narrow"))
+    # Scales would not fit.
+    narrow = one_pass and scale is None and bool(config.get("narrow"))
     norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
         residual,
