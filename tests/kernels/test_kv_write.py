@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from deepseek_kernels import mla_rope_kv_write, rope_kv_write
-from deepseek_kernels.kv_write import cost, reference
+from deepseek_kernels.kv_write import cost, kernel, reference
 from deepseek_kernels.testing import assert_close
 
 TOKENS, PAGES, PAGE_TOKENS, POSITIONS = 5, 4, 16, 40
@@ -51,17 +51,33 @@ def clones(*tensors):
     return [torch.clone(one, memory_format=torch.preserve_format) for one in tensors]
 
 
+SHARES = {
+    "apart": {"block_query": 8, "num_warps": 4, "apart": 1},
+    "one program": {"block_query": 32, "num_warps": 4},
+    "several programs": {"block_query": 2, "num_warps": 1},
+}
+"""How the heads of a token are shared out to programs."""
+
 CACHES = {"same": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @pytest.mark.parametrize("cache_type", CACHES.values(), ids=CACHES)
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "pairs"])
 @pytest.mark.parametrize(
-    ("query_heads", "kv_heads", "dim", "rotary"),
-    [(4, 2, 64, 64), (7, 1, 80, 64), (3, 3, 96, 32), (12, 2, 128, 128)],
-    ids=["gqa", "mqa-partial", "mha-partial", "gqa-128"],
+    ("query_heads", "kv_heads", "dim", "rotary", "shares"),
+    [
+        (4, 2, 64, 64, "several programs"),
+        (7, 1, 80, 64, "one program"),
+        (3, 3, 96, 32, "several programs"),
+        (12, 2, 128, 128, "apart"),
+        (12, 2, 128, 128, "one program"),
+    ],
+    ids=["gqa", "mqa-partial", "mha-partial", "gqa-128-apart", "gqa-128"],
 )
-def test_equals_its_reference(lane, query_heads, kv_heads, dim, rotary, interleaved, cache_type):
+def test_equals_its_reference(
+    lane, monkeypatch, query_heads, kv_heads, dim, rotary, shares, interleaved, cache_type
+):
+    monkeypatch.setattr(kernel, "pick", lambda *_, **__: SHARES[shares])
     dtype = cache_type or lane.dtype
     query, key, value = attention_inputs(lane, query_heads, kv_heads, dim)
     expected_query, kept_key = clones(query, key)
