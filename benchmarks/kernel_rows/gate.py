@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepseek_kernels import gate as op
-from deepseek_kernels import gated_matmul as product_op
+from deepseek_kernels import gated_matmul
+from deepseek_kernels.gated_matmul import cost as product_cost
+from deepseek_kernels.gated_matmul import reference as product_reference
 from deepseek_kernels.testing import assert_close
 
 CHECKED_ROWS = 99
@@ -71,12 +73,12 @@ def gated_product(tokens: int, rows: int, columns: int) -> Workload:
     ]
 
     def check() -> None:
-        expected = product_op.reference.gated_matmul(x, weights[0])
-        assert_close("out", product_op.gated_matmul(x, weights[0]), expected)
+        expected = product_reference.gated_matmul(x, weights[0])
+        assert_close("out", gated_matmul(x, weights[0]), expected)
 
     return Workload(
-        candidate=[lambda w=w: product_op.gated_matmul(x, w) for w in weights],
-        cost=product_op.cost(x, weights[0]),
+        candidate=[lambda w=w: gated_matmul(x, w) for w in weights],
+        cost=product_cost(x, weights[0]),
         check=check,
         baselines={
             APART: [lambda w=w: op.silu_mul(functional.linear(x, w)) for w in weights],

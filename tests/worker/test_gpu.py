@@ -400,19 +400,30 @@ def test_the_plain_runner_gives_the_same_first_tokens(folder, called):
         assert output.logprobs[0].logprob == pytest.approx(other.logprobs[0].logprob, abs=0.15)
 
 
+@pytest.mark.parametrize(("step_tokens", "error"), [(64, 0.05), (256, 0.25)])
 @pytest.mark.parametrize("weights", ["fp8", "int8", "int4"])
-def test_quantized_weights_give_the_same_first_tokens_as_the_plain_runner(weights, folder):
-    plain = make(folder, torch_runner, weights=weights)
-    ahead = make(folder, weights=weights, max_running_requests=4, max_batch_tokens=64)
-    requests = [request(str(n), prompt(40 + n, n), max_tokens=1, logprobs=1) for n in range(4)]
+def test_quantized_weights_score_prompts_as_the_plain_runner(weights, step_tokens, error, folder):
+    """In short steps inputs stay in 16 bits; in long ones a rounding before moves whole codes."""
+    options = {"weights": weights, "max_running_requests": 4, "max_batch_tokens": step_tokens}
+    requests = [
+        request(str(n), prompt(40 + n, n), max_tokens=1, prompt_logprobs=0) for n in range(4)
+    ]
 
-    ours, theirs = run(ahead, requests), run(plain, requests)
+    ours, theirs = (
+        torch.tensor([one.logprob for name in outputs for one in scored_of(outputs[name])])
+        for outputs in (
+            run(make(folder, **options), requests),
+            run(make(folder, torch_runner, **options), requests),
+        )
+    )
 
-    for name, (output,) in ours.items():
-        (other,) = theirs[name]
-        # Where the input is quantized too, a rounding before that moves codes by a whole step.
-        step = 0.3 if weights == "fp8" else 0.15
-        assert output.logprobs[0].logprob == pytest.approx(other.logprobs[0].logprob, abs=step)
+    # Of random weights, and seen with noise of one bf16 rounding: 0.012 and 0.081.
+    assert (ours - theirs).square().mean().sqrt() < error * theirs.std()
+
+
+def scored_of(outputs):
+    (logprobs,) = (output.prompt_logprobs for output in outputs if output.prompt_logprobs)
+    return logprobs[1:]
 
 
 def test_a_checkpoint_arrives_as_it_is_stored(folder, tmp_path, monkeypatch):
