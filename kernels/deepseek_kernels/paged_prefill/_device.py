@@ -222,6 +222,8 @@ def _multiply(
         b_weights, b_max, b_sum, b_old = _weights(
             b_scores, b_max, b_sum, o_last, first_row, i_tile * BLOCK_N, scale_log2, BLOCK_N
         )
+        # In machine code this wait stands before the softmax, which the assembler moves down: the
+        # softmax runs beside the other group's products, and not beside those of its own.
         b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         gl.thread_barrier()
         mbarrier.arrive(value_empty.index(value_stage), count=1)
