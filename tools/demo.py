@@ -135,15 +135,17 @@ def install(target: Target, *extra: str, chart: Path = CHART) -> None:
 
 def ask(base_url: str) -> tuple[str, str, str]:
     """A completion at temperature 0, the answer to a question, and the model's name."""
-    client = OpenAI(base_url=base_url, api_key="none", max_retries=3, timeout=120)
-    model = client.models.list().data[0].id
-    completion = client.completions.create(model=model, prompt=PROMPT, max_tokens=8, temperature=0)
-    answer = client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": QUESTION}],
-        max_tokens=48,
-        temperature=0,
-    )
+    with OpenAI(base_url=base_url, api_key="none", max_retries=3, timeout=120) as client:
+        model = client.models.list().data[0].id
+        completion = client.completions.create(
+            model=model, prompt=PROMPT, max_tokens=8, temperature=0
+        )
+        answer = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=48,
+            temperature=0,
+        )
     return completion.choices[0].text, answer.choices[0].message.content or "", completion.model
 
 

@@ -31,14 +31,13 @@ def test_the_model_knows_the_capital_of_france(served: Namespace) -> None:
 
 
 def test_a_stream_ends_with_its_usage(served: Namespace) -> None:
-    client = OpenAI(base_url=served.url("smollm2"), api_key="none")
-
-    chunks = list(
-        client.completions.create(
-            model="smollm2", prompt=PROMPT, max_tokens=6, temperature=0, stream=True,
-            stream_options={"include_usage": True},
-        )
-    )  # fmt: skip
+    with OpenAI(base_url=served.url("smollm2"), api_key="none") as client:
+        chunks = list(
+            client.completions.create(
+                model="smollm2", prompt=PROMPT, max_tokens=6, temperature=0, stream=True,
+                stream_options={"include_usage": True},
+            )
+        )  # fmt: skip
 
     assert "Paris" in "".join(choice.text for chunk in chunks for choice in chunk.choices)
     assert chunks[-1].usage is not None

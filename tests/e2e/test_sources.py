@@ -100,9 +100,10 @@ def test_a_model_is_downloaded_once_for_two_objects_and_after_deleting(
     namespace.serve("first", model=model_spec)
     namespace.wait_ready("first", 180)
     assert namespace.condition("first", "ModelCached")["reason"] == "Downloaded"
-    completion = OpenAI(base_url=namespace.url("first"), api_key="none").completions.create(
-        model="first", prompt=PROMPT, max_tokens=4, temperature=0
-    )
+    with OpenAI(base_url=namespace.url("first"), api_key="none") as client:
+        completion = client.completions.create(
+            model="first", prompt=PROMPT, max_tokens=4, temperature=0
+        )
     assert "Paris" in completion.choices[0].text
 
     namespace.kubectl("delete", "dsd", "first", "--timeout=60s")
@@ -243,5 +244,5 @@ def test_a_missing_secret_is_said_and_heals_when_it_is_made(
     namespace.kubectl("create", "secret", "generic", "keys", "--from-literal=api-key=one-key")
 
     namespace.wait_ready("keyed", 180)
-    client = OpenAI(base_url=namespace.url("keyed"), api_key="one-key")
-    assert client.models.list().data[0].id == "keyed"
+    with OpenAI(base_url=namespace.url("keyed"), api_key="one-key") as client:
+        assert client.models.list().data[0].id == "keyed"
