@@ -18,6 +18,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from deepseek_kernels._gluon import add, exp2
+
 ROWS = gl.constexpr(64)
 """Query heads of a block."""
 
@@ -113,6 +115,7 @@ def _load(
         for start in range(first, first + count * TOKENS, TOKENS):
             stage = i_tile % STAGES
             phase = (i_tile // STAGES & 1) ^ 1
+            # Jitted code takes no annotation for a tuple that grows.
             pointers = ()
             rope_pointers = ()
             for granule in gl.static_range(GRANULES):
@@ -144,14 +147,6 @@ def _load(
         tile += count
         item_begin += item_tiles
         i_item += 1
-
-
-@gluon.jit
-def _exp2(b_values):
-    """Return powers of two, those below 2^-126 as zeros: one instruction for each."""
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [b_values], dtype=gl.float32, is_pure=True, pack=1
-    )
 
 
 @gluon.jit
@@ -247,8 +242,8 @@ def _score(
                 )
             b_new = gl.maximum(b_max, gl.max(b_scores, 1) * scale_log2)
             b_safe = gl.where(b_new == float("-inf"), 0.0, b_new)
-            b_weights = _exp2(b_scores * scale_log2 - gl.expand_dims(b_safe, 1))
-            b_old = _exp2(b_max - b_safe)
+            b_weights = exp2(b_scores * scale_log2 - gl.expand_dims(b_safe, 1))
+            b_old = exp2(b_max - b_safe)
             b_sum = b_sum * b_old + gl.sum(b_weights, 1)
             b_max = b_new
 
@@ -373,7 +368,7 @@ def specialized_mla_decode_kernel(
     m_line = o_line < num_rows
     b_length = gl.load(lengths_ptr + o_line * stride_length, mask=m_line, other=0)
     b_tiles = gl.where(m_line, gl.maximum((b_length + TOKENS - 1) // TOKENS, 1), 0)
-    b_ends = gl.associative_scan(b_tiles, 0, _plus)
+    b_ends = gl.associative_scan(b_tiles, 0, add)
     total = gl.max(b_ends, 0)
     num_programs = gl.minimum(gl.num_programs(1), total)
     i_first = gl.minimum(i_program, num_programs)
@@ -517,8 +512,3 @@ def specialized_mla_decode_kernel(
         [4, 4, 4],
         [168, 168, 48],
     )
-
-
-@gluon.jit
-def _plus(left, right):
-    return left + right

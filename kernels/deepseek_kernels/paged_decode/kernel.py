@@ -157,6 +157,7 @@ def added_parts(
     b_sum = tl.zeros([o_row.shape[0]], tl.float32)
     b_acc = tl.zeros([o_row.shape[0], BLOCK_D], tl.float32)
     for i_first in range(first_program, last_program + 1, PARTS):
+        # Jitted code takes no annotation for a tuple that grows.
         maxima, sums, values = (), (), ()
         for i_part in tl.static_range(PARTS):
             m_row = (o_row >= 0) & (i_first + i_part <= last_program)

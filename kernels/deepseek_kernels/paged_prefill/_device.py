@@ -11,6 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from deepseek_kernels._gluon import add, exp2
+
 ROWS = gl.constexpr(64)
 """Of one group of multiplying warps."""
 
@@ -18,6 +20,7 @@ ROWS = gl.constexpr(64)
 @gluon.jit
 def _pages(p_table, start, length, PAGE: gl.constexpr, STEP: gl.constexpr, BLOCK_N: gl.constexpr):
     """Load where the tokens `[start, start + BLOCK_N)` lie: a page for every `STEP` of them."""
+    # Jitted code takes no annotation for a tuple that grows.
     pages = ()
     for step in gl.static_range(BLOCK_N // STEP):
         token = start + step * STEP
@@ -125,14 +128,6 @@ def _load(
 
 
 @gluon.jit
-def _exp2(b_values):
-    """Return powers of two, those below 2^-126 as zeros: one instruction for each."""
-    return gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [b_values], dtype=gl.float32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
 def _weights(b_scores, b_max, b_sum, o_last, first_row, start, scale_log2, BLOCK_N: gl.constexpr):
     """Return the weights of a tile, the new maxima and sums, and the factor of earlier sums."""
     layout: gl.constexpr = b_scores.type.layout
@@ -142,8 +137,8 @@ def _weights(b_scores, b_max, b_sum, o_last, first_row, start, scale_log2, BLOCK
         b_scores = gl.where(m_seen, b_scores, float("-inf"))
     b_new = gl.maximum(b_max, gl.max(b_scores, 1) * scale_log2)
     b_safe = gl.where(b_new == float("-inf"), 0.0, b_new)
-    b_weights = _exp2(b_scores * scale_log2 - gl.expand_dims(b_safe, 1))
-    b_old = _exp2(b_max - b_safe)
+    b_weights = exp2(b_scores * scale_log2 - gl.expand_dims(b_safe, 1))
+    b_old = exp2(b_max - b_safe)
     b_sum = b_sum * b_old + gl.sum(b_weights, 1)
     return b_weights, b_new, b_sum, b_old
 
@@ -286,7 +281,7 @@ def specialized_prefill_kernel(
     b_begin = gl.load(p_starts, mask=o_sequence <= num_sequences, other=0)
     b_end = gl.load(p_starts + stride_starts, mask=o_sequence < num_sequences, other=num_tokens)
     b_counts = gl.where(o_sequence <= num_sequences, b_end - b_begin, 0)
-    b_ends = gl.associative_scan((b_counts + BLOCK_M - 1) // BLOCK_M, 0, _add)
+    b_ends = gl.associative_scan((b_counts + BLOCK_M - 1) // BLOCK_M, 0, add)
     if i_block < gl.max(b_ends, 0):
         m_before = b_ends <= i_block
         i_sequence = gl.sum(m_before.to(gl.int32), 0)
@@ -409,8 +404,3 @@ def specialized_prefill_kernel(
             [4, 4],
             [232, 40],
         )
-
-
-@gluon.jit
-def _add(left, right):
-    return left + right
