@@ -13,7 +13,7 @@ from urllib.error import URLError
 
 import pytest
 
-from cluster import Cluster, ClusterError, images, leftovers, places, processes
+from cluster import Cluster, ClusterError, images, leftovers, network, places, processes
 from cluster.node import cluster_cgroup
 
 pytestmark = pytest.mark.e2e
@@ -180,6 +180,19 @@ def test_a_start_that_was_killed_half_way_leaves_nothing_after_down(said):
     assert str(state) not in Path("/proc/mounts").read_text()
     assert not list(Path("/sys/fs/cgroup").glob(f"**/{cluster_cgroup(state)}"))
     assert interfaces() == before
+
+
+def test_the_end_unplugs_the_host_though_the_kernel_keeps_the_switch():
+    state = places.clusters() / leftovers.owned("lingers")
+    before = interfaces()
+    switch = network.start_switch(state, network.choose(set(), network.routed()))
+    assert interfaces() > before
+
+    # As long as somebody looks in, the kernel keeps the switch and its end of the cable.
+    with Path(f"/proc/{switch.pid}/ns/net").open():
+        assert leftovers.remove(state) == []
+
+        assert interfaces() == before
 
 
 def words(name, *rest):

@@ -13,6 +13,7 @@ from pathlib import Path
 from cluster import (
     addons,
     debian,
+    fixed,
     images,
     leftovers,
     network,
@@ -25,6 +26,7 @@ from cluster import (
 from cluster.certificates import Authority, Pair
 from cluster.control_plane import ControlPlane, Network
 from cluster.errors import ClusterError
+from cluster.fixed import Fixed
 from cluster.network import ClusterNetwork
 from cluster.node import Namespaces, Node
 from cluster.progress import phase, say
@@ -59,7 +61,7 @@ class Cluster:
         Raises:
             ClusterError: it was not started.
         """
-        return ClusterNetwork(self._fixed("index"))
+        return ClusterNetwork(self._fixed.index)
 
     @property
     def control_plane(self) -> ControlPlane:
@@ -86,7 +88,7 @@ class Cluster:
                 network=addresses.node(number),
                 labels={"topology.kubernetes.io/zone": f"zone{number}"},
             )
-            for number in range(1, self._fixed("num_nodes") + 1)
+            for number in range(1, self._fixed.num_nodes + 1)
         ]
 
     def node(self, name: str) -> Node:
@@ -259,21 +261,18 @@ class Cluster:
         folder = places.clusters()
         with (folder / ".addresses.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            taken = {
-                json.loads(other.read_text())["index"] for other in folder.glob("*/fixed.json")
-            }
+            taken = {other.index for other in fixed.of_all()}
             chosen = network.choose(taken, network.routed())
-            self.state.mkdir(parents=True, exist_ok=True)
-            fixed = {"index": chosen.index, "num_nodes": self.num_nodes}
-            (self.state / "fixed.json").write_text(json.dumps(fixed))
+            Fixed(chosen.index, self.num_nodes).write(self.state)
 
-    def _fixed(self, name: str) -> int:
-        try:
-            return int(json.loads((self.state / "fixed.json").read_text())[name])
-        except FileNotFoundError:
+    @property
+    def _fixed(self) -> Fixed:
+        found = fixed.read(self.state)
+        if found is None:
             raise ClusterError(
                 f"cluster {self.name!r} is not up; start it with: python tools/cluster up"
-            ) from None
+            )
+        return found
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

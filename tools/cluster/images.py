@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import debian, places, programs, store
+from cluster import debian, fixed, places, programs, store
 from cluster.errors import ClusterError
 from cluster.progress import phase, say
 
@@ -170,7 +170,7 @@ def _claim_file() -> Path:
 
 def _drop_stale(keep: Iterable[str]) -> None:
     """Remove the project's images of earlier trees, unless nodes run them or are about to."""
-    if any(places.clusters().glob("*/fixed.json")) or _is_claimed():
+    if any(fixed.of_all()) or _is_claimed():
         return
     stale = {
         name

@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from cluster import places, processes
+from cluster import network, places, processes
 from cluster.node import cluster_cgroup, remove_cgroups
 
 _OWNED = re.compile(r".+\.(\d+-\d+)")
@@ -37,9 +37,10 @@ def remove(state: Path) -> list[str]:
 
 
 def end(state: Path) -> None:
-    """End every process of the cluster in a folder, recorded or not."""
+    """End every process of the cluster in a folder, recorded or not, and its network."""
     found = [*processes.recorded(state), *processes.marked(state)]
     processes.stop(found, grace_seconds=0)
+    network.unplug_host(state)
 
 
 def remove_orphans() -> None:

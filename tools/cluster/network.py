@@ -1,7 +1,8 @@
 """The network of a cluster: a switch in a namespace of its own, one cable to the host.
 
 All that the host sees is one interface and its routes. The interface is one end of a pair whose
-other end lies in the switch, so it goes when the switch's process ends.
+other end lies in the switch. The kernel removes both some time after the switch's process ended,
+seconds later on a busy machine; whoever needs it gone unplugs the host.
 """
 
 import ipaddress
@@ -110,6 +111,8 @@ def start_switch(state: Path, network: ClusterNetwork) -> Namespaces:
         "ip", "link", "add", network.interface, "type", "veth",
         "peer", "name", "host", "netns", str(switch.pid),
     )  # fmt: skip
+    # A cluster of another cache folder may have chosen the same name at the same time.
+    run("ip", "link", "set", network.interface, "alias", str(state))
     run("ip", "address", "add", f"{network.host}/{network.nodes.prefixlen}",
         "dev", network.interface)  # fmt: skip
     run("ip", "link", "set", network.interface, "up")
@@ -120,6 +123,14 @@ def start_switch(state: Path, network: ClusterNetwork) -> Namespaces:
     ):
         switch.run("ip", *words)
     return switch
+
+
+def unplug_host(state: Path) -> None:
+    """Remove the host's interface of the cluster in a folder; it is gone when this returns."""
+    for alias in Path("/sys/class/net").glob("*/ifalias"):
+        with suppress(OSError, ClusterError):  # the kernel was first
+            if alias.read_text(encoding="utf-8").rstrip("\n") == str(state):
+                run("ip", "link", "delete", alias.parent.name)
 
 
 def plug_in(switch: Namespaces, node: Node, others: list[Node], interface: str) -> None:
