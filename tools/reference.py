@@ -1,7 +1,7 @@
 """The pages of docs/reference: every field, value, setting, flag and metric, from its owner."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ from deepseek_contract.metrics import (
 )
 from deepseek_contract.pod import TUNING_FLAGS
 from deepseek_contract.schema import ApiModel, Rule, UpdateRule
-from deepseek_contract.status import REASONS
+from deepseek_contract.status import REASONS, TENANT_REASONS
 from deepseek_operator.settings import Settings, variable_name
 from deepseek_worker import openapi
 from deepseek_worker.config import EngineConfig, LoadConfig, ServerConfig
@@ -38,29 +38,29 @@ def deployment_page(resource: CustomResource) -> str:
         )
         for row in deployment.NOT_YET
     ]
-    conditions = [
-        (f"`{kind}`", ", ".join(f"`{reason}`" for reason in reasons))
-        for kind, reasons in REASONS.items()
-    ]
     return _page(
         _resource_head(resource),
         "## Not available in this version",
         "The schema is complete; what has no behaviour yet is refused when it is applied.",
         _table(("field", "values", "instead"), refused),
         *_fields_and_rules(resource),
-        "## Conditions",
-        "`Ready` is true while at least `spec.minAvailable` pods of the current generation answer"
-        " (or all of them, if `spec.replicas` is lower).",
-        _table(("condition", "reasons"), conditions),
+        *_conditions(
+            REASONS,
+            "[When something is wrong](../troubleshooting.md) says what each reason means and what"
+            " to do.",
+        ),
     )
 
 
 def tenant_page(resource: CustomResource) -> str:
-    """Fields and rules of the tenant."""
+    """Fields and rules of the tenant, and the conditions with their reasons."""
     return _page(
         _resource_head(resource),
-        "The kind is installed, but creating one is refused in this version.",
         *_fields_and_rules(resource),
+        *_conditions(
+            TENANT_REASONS,
+            "[Tenants and partitions](../tenants.md#status) says when each is true and what to do.",
+        ),
     )
 
 
@@ -81,6 +81,8 @@ def metrics_page() -> str:
         " label `model_name`:",
         _table(("vLLM's name", "values of"), [(f"`{a}`", f"`{m.name}`") for a, m in VLLM_ALIASES]),
         "## Operator",
+        "`namespace` is the object's. A Prometheus that scrapes the operator as the chart has it"
+        " calls that `exported_namespace`, since `namespace` is the operator's own there.",
         _table(("name", "type", "unit", "labels", "meaning"), map(_metric_row, OPERATOR_METRICS)),
     )
 
@@ -162,6 +164,18 @@ def _fields_and_rules(resource: CustomResource) -> Iterator[str]:
     yield "\n".join(f"- {message}" for message in _messages(resource.model))
     yield "## Status"
     yield _table(header, _field_rows(properties["status"], "status"))
+
+
+def _conditions(reasons: Mapping[Any, tuple[str, ...]], pointer: str) -> Iterator[str]:
+    yield "## Conditions"
+    yield pointer
+    yield _table(
+        ("condition", "reasons"),
+        (
+            (f"`{kind}`", ", ".join(f"`{word}`" for word in words))
+            for kind, words in reasons.items()
+        ),
+    )
 
 
 def _field_rows(schema: dict[str, Any], path: str) -> Iterator[Row]:

@@ -84,7 +84,6 @@ ModelCachedReason = Literal[
     "SingleNodeVolume",
     "CacheForbidden",
     "ImageUnavailable",
-    "ApplyRefused",
 ]
 RoutedReason = Literal[
     "Accepted", "NotAccepted", "Waiting", "GatewayApiMissing", "RetryUnsupported", "ApplyRefused"

@@ -100,26 +100,3 @@ def test_ci_runs_the_command_that_the_readme_names() -> None:
 
     assert command == ["make test"]
     assert "make test" in (ROOT / "README.md").read_text()
-
-
-def test_links_between_documents_lead_somewhere() -> None:
-    dead = []
-    for document in tracked("*.md"):
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
-            if "://" in target or target.startswith("mailto:"):
-                continue
-            if not (document.parent / target).exists():
-                dead.append(f"{document.relative_to(ROOT)} -> {target}")
-
-    assert dead == []
-
-
-def test_tests_that_documents_name_exist() -> None:
-    missing = []
-    for document in tracked("*.md"):
-        for file, name in re.findall(r"`([a-z0-9_/]+\.py)::([a-z_0-9]+)`", document.read_text()):
-            path = ROOT / "tests" / file
-            if not path.exists() or f"def {name}(" not in path.read_text():
-                missing.append(f"{document.relative_to(ROOT)} -> {file}::{name}")
-
-    assert missing == []
