@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from deepseek_contract.deployment import DeepSeekDeploymentSpec
 from deepseek_operator.api import Api
 from deepseek_operator.cluster import Cluster, Name
-from deepseek_operator.degrade import Memory
+from deepseek_operator.degrade_case import Memory
 from deepseek_operator.errors import ApiError
 from deepseek_operator.fleet import Fleet, Units
 from deepseek_operator.health import Health

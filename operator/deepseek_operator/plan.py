@@ -24,7 +24,9 @@ from deepseek_contract.source import (
 from deepseek_contract.status import ModelCachedReason
 from deepseek_operator import autoscale, loader, recovery
 from deepseek_operator.autoscale import ExternalMetrics, ScaledTier, ScalingState
-from deepseek_operator.degrade import Case, Decision, Memory, Room, Rules, View, decide, see
+from deepseek_operator.capacity import Room, View, see
+from deepseek_operator.degrade import decide
+from deepseek_operator.degrade_case import Case, Decision, Memory, Rules
 from deepseek_operator.devices import Supply, requested, resource_of
 from deepseek_operator.drift import deviations
 from deepseek_operator.fleet import Fleet, Units, wish_of
@@ -354,7 +356,7 @@ class _Choice:
         spec, metadata = self._tiers[0].spec, self._observed.owner["metadata"]
         degrading, promoting = spec.degrade or Degrade(), spec.promote or Promote()
         rules = Rules(
-            after_seconds=degrading.after_seconds,
+            degrade_after_seconds=degrading.after_seconds,
             promote_after_seconds=promoting.after_seconds,
             strategy=promoting.strategy,
             pin=(metadata.get("annotations") or {}).get(PIN_ANNOTATION),

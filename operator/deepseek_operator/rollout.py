@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from deepseek_operator.degrade import Room, View
+from deepseek_operator.capacity import Room, View
 from deepseek_operator.drift import deviations
 from deepseek_operator.kinds import Manifest
 from deepseek_operator.render import HASH_ANNOTATION

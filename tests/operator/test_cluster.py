@@ -9,7 +9,7 @@ from aiohttp import web
 from scenes import CPU, HUB, SETTINGS, owner_of, pod_of, spec_of
 from scripted import Script, api_of, json_answer, refusal
 
-from deepseek_operator import degrade
+from deepseek_operator import degrade_case
 from deepseek_operator.autoscale import ExternalMetrics
 from deepseek_operator.cluster import Cluster, Name
 from deepseek_operator.errors import ClusterBusyError, ConflictError
@@ -28,7 +28,7 @@ from deepseek_operator.settings import Settings
 from deepseek_operator.status import Note
 
 CHAT = Name("team", "chat")
-ON_PRIMARY = degrade.Decision({}, False, "PrimaryServing", "", degrade.Memory())
+ON_PRIMARY = degrade_case.Decision({}, False, "PrimaryServing", "", degrade_case.Memory())
 
 
 def at(version: int, manifest: dict[str, Any]) -> dict[str, Any]:

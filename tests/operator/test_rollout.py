@@ -4,16 +4,16 @@ import copy
 from typing import Any
 
 import pytest
+from degrading import SMALL
 from scenes import NOW, SETTINGS, spec_of
 from test_fleet import fleet_of, node, pod
 
-from deepseek_operator.degrade import Room, Seen, View
+from deepseek_operator.capacity import Room, Seen, View
 from deepseek_operator.fleet import Wish
 from deepseek_operator.kinds import Manifest
 from deepseek_operator.render import Owner, deployment, with_hash
 from deepseek_operator.rollout import rollout_of
 from deepseek_operator.tiers import tiers_of
-from test_degrade import SMALL
 
 GPU = "nvidia.com/gpu"
 OWNER = Owner("team", "chat", "uid-of-chat")

@@ -1,0 +1,94 @@
+"""Starting a fallback, and what is decided where none is needed or none fits.
+
+Pure. `degrade`, `promote` and `swap` end here, each for its own reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from deepseek_operator.capacity import View
+from deepseek_operator.degrade_case import (
+    LOOK_AGAIN_SECONDS,
+    Case,
+    Decision,
+    Memory,
+    names,
+    refused,
+    started,
+)
+from deepseek_operator.tiers import PRIMARY
+
+
+def primary_serves(case: Case, more: str = "") -> Decision:
+    """The primary alone, as it should be."""
+    message = f"The primary model is the one that serves.{_narrower(case)}{more}"
+    memory = Memory(degradations=case.memory.degradations)
+    return Decision({PRIMARY: case.primary.wanted}, False, "PrimaryServing", message, memory)
+
+
+def _narrower(case: Case) -> str:
+    """A sentence for each fallback that answers less than the primary."""
+    primary = case.primary.tier.model.max_context_tokens
+    sentences = []
+    for view in case.fallbacks:
+        tokens = view.tier.model.max_context_tokens
+        if tokens is not None and (primary is None or tokens < primary):
+            ours = f"the primary's {primary}" if primary is not None else "the primary's own"
+            sentences.append(
+                f" Fallback {view.name} is narrower: it refuses contexts above {tokens} tokens,"
+                f" where the limit is {ours} otherwise."
+            )
+    return "".join(sentences)
+
+
+def first_that_fits(
+    case: Case, candidates: Iterable[View], without: Iterable[View] = ()
+) -> View | None:
+    """The first that has its model and a place; where nobody knows of places, the first.
+
+    Args:
+        case: Everything.
+        candidates: In the order in which they are tried.
+        without: Tiers that would go for it.
+    """
+    going = tuple(without)
+    for view in candidates:
+        if view.may_start and case.room.fits(view, going) is not False:
+            return view
+    return None
+
+
+def start(case: Case, chosen: View, words: str, *, primary_gives_way: bool = False) -> Decision:
+    """Start a fallback, beside the primary's pods that answer or wait.
+
+    Args:
+        case: Everything.
+        chosen: The fallback.
+        words: Why.
+        primary_gives_way: Whether the primary's pods that do not answer may go for it, because
+            they never will.
+    """
+    primary, room = case.primary, case.room
+    replicas = {PRIMARY: primary.wanted}
+    memory = started(case, chosen)
+    is_in_the_way = primary_gives_way and room.fits(chosen) is not True
+    if primary.seen.over_quota_since is not None or is_in_the_way:
+        replicas[PRIMARY] = primary.seen.num_ready
+        memory = refused(case, memory)
+    # Pods of a fallback that wait would take the units that the primary waits for.
+    fitting = len(room.places(chosen, chosen.wanted)) if room.is_known else chosen.needed
+    replicas[chosen.name] = max(1, fitting)
+    message = f"Fallback {names([chosen])} is being started, since {words}."
+    return Decision(replicas, True, "FallbackStarting", message, memory, LOOK_AGAIN_SECONDS)
+
+
+def no_capacity(case: Case, words: str, replicas: Mapping[str, int]) -> Decision:
+    """Nothing to start: all stays as it is until units become free."""
+    not_there = [view.name for view in case.fallbacks if not view.may_start]
+    extra = f" Models of {', '.join(not_there)} are not there yet." if not_there else ""
+    message = (
+        f"Neither the primary nor any fallback fits: {words}. No node that the pods may use has"
+        f" enough free units.{extra} Free some, add nodes, or add a smaller fallback."
+    )
+    return Decision.until_capacity(replicas, "NoCapacity", message, case.memory)

@@ -1,0 +1,255 @@
+"""While a fallback serves: back to the primary, on to the next fallback, or more and better of it.
+
+Pure. Nothing is taken that the primary waits for: only where it would not fit even with the
+fallbacks' own units back are free units used, and pods that are not needed are given back as soon
+as it would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Literal
+
+from deepseek_operator import swap
+from deepseek_operator.capacity import View
+from deepseek_operator.degrade_case import (
+    LOOK_AGAIN_SECONDS,
+    TRIAL_SECONDS,
+    Case,
+    Decision,
+    Memory,
+    names,
+    paused,
+    refused,
+    stamp,
+    started,
+)
+from deepseek_operator.fallbacks import first_that_fits, no_capacity, primary_serves, start
+from deepseek_operator.tiers import PRIMARY
+
+
+def on_fallback(case: Case) -> Decision:
+    """The next step of an object that a fallback serves, or is to serve."""
+    settled = _settled(case)
+    if settled is not None and settled.tier.is_primary:
+        return primary_serves(case)
+    kept = {
+        view.name: view.seen.asked
+        for view in case.active
+        if settled is None or view.tier.rank <= settled.tier.rank
+    }
+    if swap.is_due(case):
+        return swap.begin(case)
+    asked, memory = _primary_beside(case)
+    if len(kept) < len(case.active):
+        memory = replace(memory, next_step=None)
+    replicas = {PRIMARY: asked, **kept}
+    if case.primary.ready_since is not None and not case.rolls_via_fallback:
+        return _promoting(case, replicas, memory)
+    if not any(view.seen.num_ready for view in case.active):
+        return _fallback_missing(case, replicas, memory)
+    replicas, memory = _improved(case, replicas, memory)
+    if swap.is_blocked(case):
+        return swap.wait(case, replicas, memory)
+    primary = case.primary.seen
+    is_undecided = primary.num_pods < case.primary.wanted and primary.over_quota_since is None
+    if memory.phase == "blocked" and not is_undecided:
+        memory = replace(memory, phase="degraded", since=case.now)
+    return _waiting(case, replicas, memory)
+
+
+def _settled(case: Case) -> View | None:
+    """The best tier that has been ready for long enough to do without those after it."""
+    for view in (case.primary, *case.active):
+        since = view.ready_since
+        if since is None or (view.tier.is_primary and case.rolls_via_fallback):
+            continue
+        is_wanted_now = view.tier.is_primary and case.rules.pin == PRIMARY
+        if is_wanted_now or since + case.rules.promote_after <= case.now:
+            return view
+    return None
+
+
+def _primary_beside(case: Case) -> tuple[int, Memory]:
+    """How many pods the primary asks for beside a fallback, and what to remember of it.
+
+    They stay pending where nodes are what lacks. Where a quota does, or where they can never
+    answer and hold units, they are scaled down to those that answer, and tried again later.
+    """
+    primary, memory = case.primary, case.memory
+    if memory.phase == "primary":
+        # Whoever started the fallback ended before the status told, or it was lost since.
+        memory = started(case, case.active[0])
+    seen = primary.seen
+    is_down = seen.exists and seen.asked < primary.wanted
+    if is_down:
+        is_due = memory.next_attempt is None or memory.next_attempt <= case.now
+        if memory.generation == case.generation and not is_due:
+            return seen.asked, memory
+        return primary.wanted, replace(memory, next_attempt=None)
+    is_enough = any(view.ready_since for view in case.active)
+    is_refused = any(view.seen.over_quota_since for view in case.active)
+    holds_quota = is_refused and seen.down_since and not is_enough
+    if seen.over_quota_since is not None or holds_quota:
+        return seen.num_ready, refused(case, memory)
+    return primary.wanted, memory
+
+
+def _promoting(case: Case, replicas: Mapping[str, int], memory: Memory) -> Decision:
+    since = case.primary.ready_since or case.now
+    due = since + case.rules.promote_after
+    message = (
+        f"The primary has been ready since {stamp(since)} and serves beside fallback"
+        f" {names(case.active)}, which goes at {stamp(due)}, after promote.afterSeconds"
+        f" ({case.rules.promote_after_seconds:.0f})."
+    )
+    memory = replace(memory, phase="degraded", attempts=0)
+    wait = max(0.0, (due - case.now).total_seconds())
+    return Decision(replicas, True, "Promoting", message, memory, wait)
+
+
+def _fallback_missing(case: Case, replicas: dict[str, int], memory: Memory) -> Decision:
+    """The fallback does not answer yet; if it finds no place, another one may."""
+    current = case.active[-1]
+    since = current.starved_since
+    if since is None:
+        message = f"Fallback {names(case.active)} is being started."
+        return Decision(replicas, True, "FallbackStarting", message, memory, LOOK_AGAIN_SECONDS)
+    words = current.lack
+    due = since + case.rules.degrade_after
+    wait = (due - case.now).total_seconds()
+    if wait > 0:
+        message = f"Fallback {current.name} finds no place: {words!r}."
+        return Decision.until_capacity(replicas, "FallbackStarting", message, memory, wait)
+    following = [view for view in case.fallbacks if view.tier.rank > current.tier.rank]
+    if case.room.fits(current) is False:
+        following += [view for view in case.fallbacks if view.tier.rank < current.tier.rank]
+    chosen = first_that_fits(case, following)
+    if chosen is None:
+        return replace(no_capacity(case, repr(words), replicas), memory=memory)
+    decision = start(case, chosen, f"fallback {current.name} finds no place: {words!r}")
+    # Nothing of the earlier fallback answers, so nothing is lost with it.
+    return replace(
+        decision,
+        replicas={PRIMARY: replicas[PRIMARY], chosen.name: decision.replicas[chosen.name]},
+        memory=replace(memory, since=case.now, fallback=chosen.name),
+    )
+
+
+def _waiting(case: Case, replicas: dict[str, int], memory: Memory) -> Decision:
+    seen = case.primary.seen
+    words = case.primary.lack or (seen.trouble.message if seen.trouble else "")
+    reason = f": {words!r}" if words else "."
+    message = (
+        f"Fallback {names(case.active)} serves, {seen.num_ready} of {case.primary.wanted} pods of"
+        f" the primary answer{reason}"
+    )
+    if not case.room.is_known:
+        message += (
+            " The operator may not see nodes here, so only the scheduler tells when the primary"
+            " fits, and a swap is never tried."
+        )
+    return Decision.until_capacity(replicas, "FallbackServing", message, memory)
+
+
+def _improved(
+    case: Case, replicas: dict[str, int], memory: Memory
+) -> tuple[dict[str, int], Memory]:
+    """More or fewer pods of the fallback that answers, or a better one beside it."""
+    serving = next(view for view in case.active if view.seen.num_ready)
+    trials = [view for view in case.active if view.tier.rank < serving.tier.rank]
+    if trials:
+        return _trying(case, serving, trials, replicas, memory)
+    seen = serving.seen
+    if seen.over_quota_since is not None and serving.needed <= seen.num_pods < seen.asked:
+        # The others were one too many for a quota.
+        return {**replicas, serving.name: seen.num_pods}, paused(case, memory)
+    in_the_way = [view for view in _before(case, serving) if _standing(case, view) == "blocked"]
+    if in_the_way and seen.num_ready > serving.needed:
+        return {**replicas, serving.name: _with_one_fewer(serving)}, memory
+    if memory.next_step is not None and memory.next_step > case.now:
+        return replicas, memory
+    is_first = in_the_way[:1] == [case.primary] and case.rules.strategy == "swap"
+    better = next((v for v in _before(case, serving) if _standing(case, v) == "fits"), None)
+    if better is not None and not is_first:
+        return _with_trial(case, serving, better, replicas, memory)
+    more = 0 if in_the_way else _growth(case, serving)
+    if more:
+        memory = replace(memory, next_step=case.now + case.rules.promote_after)
+    return {**replicas, serving.name: seen.asked + more}, memory
+
+
+def _trying(
+    case: Case, serving: View, trials: list[View], replicas: dict[str, int], memory: Memory
+) -> tuple[dict[str, int], Memory]:
+    """Better fallbacks that were started beside the one that answers, and do not answer yet."""
+    failed = {view.name for view in trials if _has_failed(case, view)}
+    if failed:
+        kept = {name: number for name, number in replicas.items() if name not in failed}
+        return kept, replace(paused(case, memory), fallback=serving.name)
+    until = memory.next_step or case.now + timedelta(seconds=TRIAL_SECONDS)
+    return replicas, replace(memory, next_step=until)
+
+
+def _before(case: Case, serving: View) -> list[View]:
+    """The better tiers that nothing but capacity keeps from starting, the best first."""
+    return [
+        view
+        for view in (case.primary, *case.fallbacks)
+        if view.tier.rank < serving.tier.rank
+        and view.may_start
+        and (view.most is None or view.most >= view.needed)
+    ]
+
+
+def _with_trial(
+    case: Case, serving: View, better: View, replicas: dict[str, int], memory: Memory
+) -> tuple[dict[str, int], Memory]:
+    """A better fallback beside one that has answered for long enough; the primary comes itself."""
+    since = serving.ready_since
+    is_steady = since is not None and since + case.rules.promote_after <= case.now
+    if better.tier.is_primary or not is_steady:
+        return replicas, memory
+    number = max(1, len(case.room.places(better, better.wanted)))
+    until = case.now + timedelta(seconds=TRIAL_SECONDS)
+    tried = replace(memory, fallback=better.name, next_step=until)
+    return {**replicas, better.name: number}, tried
+
+
+def _has_failed(case: Case, trial: View) -> bool:
+    """Whether a better fallback that was started finds no place, cannot run, or takes too long."""
+    since = trial.starved_since
+    is_starved = since is not None and since + case.rules.degrade_after <= case.now
+    is_late = case.memory.next_step is not None and case.memory.next_step <= case.now
+    return trial.is_hopeless or is_starved or is_late
+
+
+def _standing(case: Case, view: View) -> Literal["fits", "blocked", "away"]:
+    """Whether a better tier than the one that serves fits, or would with the fallbacks' units."""
+    room, seen = case.room, view.seen
+    if view.tier.is_primary:
+        if swap.is_blocked(case):
+            return "blocked"
+        is_coming = not seen.unschedulable_since and seen.asked >= view.wanted
+        return "away" if not is_coming and room.fits(view, case.active) is False else "fits"
+    if room.fits(view) is True:
+        return "fits"
+    return "blocked" if room.fits(view, case.active) else "away"
+
+
+def _growth(case: Case, serving: View) -> int:
+    """Pods that the fallback may have beside those that it has, which all answer."""
+    asked = serving.seen.asked
+    wanted = serving.wanted if serving.most is None else min(serving.wanted, serving.most)
+    if serving.seen.num_ready < asked or wanted <= asked:
+        return 0
+    return len(case.room.places(serving, wanted - asked))
+
+
+def _with_one_fewer(serving: View) -> int:
+    """Pods of a fallback that has one to spare; the next goes once the one before is gone."""
+    seen = serving.seen
+    is_changing = seen.leaves_at is not None or seen.num_pods != seen.asked
+    return seen.asked if is_changing else seen.asked - 1

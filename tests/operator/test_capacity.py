@@ -1,0 +1,154 @@
+"""What is seen of a tier's pods, and what would fit where."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from degrading import TWO_GPUS
+from scenes import NOW, spec_of
+from small_cluster import GPU, stamp
+from test_fleet import node
+
+from deepseek_operator.capacity import LEAVING_SECONDS, Room, Seen, View, see
+from deepseek_operator.fleet import Fleet, Wish
+from deepseek_operator.tiers import tiers_of
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def pod(name: str, *, on: str | None = None, phase: str = "Pending", **more: Any) -> dict[str, Any]:
+    """A pod that was made at `NOW`."""
+    metadata = {"namespace": "team", "name": name, "creationTimestamp": stamp(NOW)}
+    ends = {"deletionTimestamp": stamp(more["ends"])} if "ends" in more else {}
+    return {
+        "metadata": metadata | ends,
+        "spec": {"nodeName": on} if on is not None else {},
+        "status": {"phase": phase, "conditions": more.get("conditions")},
+    }
+
+
+def said(kind: str, value: str, since: float, **more: str) -> dict[str, str]:
+    return {"type": kind, "status": value, "lastTransitionTime": stamp(at(since)), **more}
+
+
+class TestSee:
+    def test_a_tier_without_a_deployment_has_nothing(self) -> None:
+        assert see(None, [], NOW) == Seen()
+
+    def test_a_pod_of_which_nothing_is_said_is_down_since_it_was_made(self) -> None:
+        seen = see({"spec": {"replicas": 1}}, [pod("x")], at(60))
+
+        assert (seen.asked, seen.num_pods, seen.num_ready) == (1, 1, 0)
+        assert seen.down_since == seen.created_at == (NOW,)
+
+    def test_pods_that_answer_are_told_from_others_each_since_when(self) -> None:
+        pods = [
+            pod("late", on="a", conditions=[said("Ready", "True", 9)]),
+            pod("down", on="a", conditions=[said("Ready", "False", 7)]),
+            pod("early", on="b", conditions=[said("Ready", "True", 5)]),
+        ]
+
+        seen = see(None, pods, at(60))
+
+        assert seen.ready_since == (at(5), at(9))
+        assert seen.down_since == (at(7),)
+        assert seen.bound == {"a": 2, "b": 1}
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+    def test_a_pod_that_has_ended_is_none(self, phase: str) -> None:
+        pods = [pod("over", on="a", phase=phase), pod("going", on="a", phase=phase, ends=at(30))]
+
+        assert see(None, pods, NOW) == Seen()
+
+    def test_a_pod_that_is_ending_holds_units_and_is_nothing_else(self) -> None:
+        pods = [pod("x", on="a", ends=at(30)), pod("y", on="a", ends=at(10))]
+
+        seen = see(None, pods, NOW)
+
+        assert (seen.num_pods, seen.bound) == (0, {"a": 2})
+        assert seen.leaves_at == at(30 + LEAVING_SECONDS)
+
+    def test_why_there_is_no_node_is_told_in_the_schedulers_words(self) -> None:
+        no_node = {"reason": "Unschedulable", "message": "0/2 nodes are available."}
+        gated = {"reason": "SchedulingGated", "message": "Waits for a gate."}
+        pods = [
+            pod("gated", conditions=[said("PodScheduled", "False", 3, **gated)]),
+            pod("pending", conditions=[said("PodScheduled", "False", 4, **no_node)]),
+        ]
+
+        seen = see(None, pods, at(60))
+
+        assert seen.unschedulable_since == (at(4),)
+        assert seen.words == "0/2 nodes are available."
+        assert seen.num_placed == 1
+
+    def test_a_bound_pod_is_placed_once_its_units_are_counted(self) -> None:
+        pods = [pod("x", on="a"), pod("y", on="a"), pod("z")]
+
+        assert see(None, pods, NOW).num_placed == 2
+        assert see(None, pods, NOW, {"team/x"}.__contains__).num_placed == 1
+
+
+def view(tier: int, wanted: int, seen: Seen, **changes: Any) -> View:
+    return View(tiers_of(spec_of(TWO_GPUS | changes))[tier], wanted, seen)
+
+
+class TestView:
+    def test_as_many_answer_as_have_to_since_the_last_of_them(self) -> None:
+        seen = Seen(asked=3, ready_since=(at(1), at(5), at(9)))
+
+        assert view(0, 3, seen, replicas=3, minAvailable=2).ready_since == at(5)
+        assert view(0, 3, Seen(asked=3), replicas=3).ready_since is None
+
+    def test_a_fallback_needs_no_more_pods_than_it_found_room_for(self) -> None:
+        assert view(1, 3, Seen(asked=1), replicas=3, minAvailable=2).needed == 1
+        assert view(1, 3, Seen(), replicas=3, minAvailable=2).needed == 2
+        assert view(0, 3, Seen(asked=1), replicas=3, minAvailable=2).needed == 2
+
+    def test_only_down_is_not_starved(self) -> None:
+        assert view(0, 1, Seen(asked=1, down_since=(NOW,))).starved_since is None
+
+    def test_it_is_starved_since_too_few_answer(self) -> None:
+        """The first of three that lacks a node leaves as many as are needed."""
+        seen = Seen(asked=3, down_since=(at(1), at(5), at(9)), unschedulable_since=(at(1),))
+
+        assert view(0, 3, seen, replicas=3, minAvailable=2).starved_since == at(5)
+
+    def test_its_own_pod_that_is_ending_is_waited_for(self) -> None:
+        seen = Seen(asked=1, down_since=(NOW,), unschedulable_since=(NOW,), leaves_at=at(40))
+
+        assert view(0, 1, seen).starved_since == at(40)
+
+
+class TestRoom:
+    def room(self, *, gpus: int) -> Room:
+        fleet = Fleet()
+        fleet.is_known = True
+        fleet.notice_node(None, node("a", gpus=gpus))
+        wishes = {"primary": Wish(requests={GPU: 2}), "small": Wish(requests={GPU: 1})}
+        return Room(wishes, fleet, {"a": {GPU: 1}})
+
+    def test_what_is_promised_to_others_is_not_free(self) -> None:
+        room, primary = self.room(gpus=2), view(0, 1, Seen())
+
+        assert room.fits(primary) is False
+        assert self.room(gpus=3).fits(primary) is True
+
+    def test_units_of_a_tier_that_would_go_are(self) -> None:
+        serving = view(1, 1, Seen(asked=1, bound={"a": 1}))
+
+        assert self.room(gpus=2).fits(view(0, 1, Seen()), without=[serving]) is True
+
+    def test_as_many_places_as_there_are(self) -> None:
+        places = self.room(gpus=3).places(view(1, 5, Seen()), 5)
+
+        assert places == [("a", {GPU: 1})] * 2
+
+    def test_nobody_knows_without_sight_of_nodes(self) -> None:
+        room = Room({"small": Wish(requests={GPU: 1})}, None)
+
+        assert not room.is_known
+        assert room.fits(view(1, 1, Seen())) is None
+        assert room.places(view(1, 1, Seen()), 1) == []

@@ -1,0 +1,314 @@
+"""Back to the primary, on to another fallback, and more or better of one."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+from degrading import CHAIN, SMALL, START, cluster, degraded, give_back, lose
+from small_cluster import DRAIN_SECONDS, SmallCluster
+
+from deepseek_operator.plan import plan
+from deepseek_operator.quota import PodLimit
+
+
+class TestPromote:
+    def test_the_primary_takes_over_after_its_time_and_nothing_is_lost_meanwhile(self) -> None:
+        made = degraded()
+        give_back(made)
+        made.ready_log.clear()
+
+        started = made.until("Promoting")
+        waited = made.until("PrimaryServing")
+        made.run(10)
+
+        assert started <= START
+        assert 118 <= waited <= 124
+        assert made.tiers() == {"primary": 1}
+        assert made.num_ready("primary") == 1
+        assert min(made.ready_log) >= 1
+        assert made.plan().is_empty
+
+    def test_both_serve_while_both_are_ready(self) -> None:
+        made = degraded()
+        give_back(made)
+
+        made.until("Promoting")
+
+        assert (made.num_ready("primary"), made.num_ready("small")) == (1, 1)
+        assert made.status["activeModel"] == "package://large"
+
+    def test_a_primary_that_goes_again_leaves_the_fallback_where_it_is(self) -> None:
+        made = degraded()
+        give_back(made)
+        made.until("Promoting")
+        made.run(60)
+        made.ready_log.clear()
+
+        lose(made, a=0, b=0)
+        made.run(200)
+
+        assert made.degraded == "FallbackServing"
+        assert made.tiers()["small"] == 1
+        assert made.status["degrade"]["degradations"] == 1
+        assert min(made.ready_log) >= 1
+
+    def test_a_primary_that_flaps_is_not_promoted(self) -> None:
+        made = degraded()
+        for _ in range(5):
+            give_back(made)
+            made.until("Promoting")
+            made.run(60)
+            lose(made)
+            made.run(30)
+
+        assert made.status["degrade"]["degradations"] == 1
+        assert made.num_ready("small") == 1
+
+    def test_a_lost_status_comes_back_while_degraded(self) -> None:
+        made = degraded()
+        before = dict(made.status["degrade"])
+
+        made.status = {}
+        made.run(3)
+
+        assert made.degraded == "FallbackServing"
+        assert made.status["degrade"]["phase"] == before["phase"]
+        assert made.tiers() == {"primary": 1, "small": 1}
+
+    def test_one_that_no_status_told_of_is_counted_once(self) -> None:
+        """An operator that is killed between starting the fallback and writing the status."""
+        made = cluster()
+        lose(made, a=1)
+        before = dict(made.status)
+        while "small" not in made.tiers():
+            before = dict(made.status)
+            made.second()
+
+        made.status = before
+        made.until("FallbackServing")
+        made.run(20)
+
+        assert made.status["degrade"]["degradations"] == 1
+
+    def test_a_fallback_that_somebody_deletes_comes_back_at_once(self) -> None:
+        made = degraded()
+        del made.objects[next(key for key in made.objects if key.name == "chat-small")]
+
+        made.run(START + DRAIN_SECONDS)
+
+        assert made.num_ready("small") == 1
+
+    def test_a_chain_moves_on_when_a_fallback_loses_its_place_too(self) -> None:
+        medium = {"name": "medium", "model": {"source": "package://medium"}, "gpu": {"count": 2}}
+        made = cluster({"gpu": {"count": 4}, "fallbacks": [medium, SMALL]}, gpus={"a": 4})
+        lose(made, a=2)
+        made.until("FallbackServing")
+        made.run(10)
+        made.taken = {"a": 3}
+        made.pods = [p for p in made.pods if "medium" not in p["metadata"]["name"]]
+
+        made.run(60 + 2 * START)
+
+        assert made.tiers() == {"primary": 1, "small": 1}
+        assert made.num_ready("small") == 1
+
+    def test_a_chain_promotes_the_primary(self) -> None:
+        medium = {"name": "medium", "model": {"source": "package://medium"}, "gpu": {"count": 2}}
+        made = cluster({"gpu": {"count": 4}, "fallbacks": [medium, SMALL]}, gpus={"a": 4, "b": 4})
+        lose(made, a=1)
+        made.until("FallbackServing")
+        give_back(made)
+
+        made.until("PrimaryServing")
+
+        assert made.tiers() == {"primary": 1}
+
+    def test_a_refused_primary_is_tried_with_a_growing_pause_and_taken_when_it_fits(self) -> None:
+        made = cluster(quota=3)
+        lose(made, a=2, b=2)
+        made.taken_of_quota = 2
+        made.until("FallbackServing")
+        tries, before = [], 0
+        for second in range(900):
+            now = made.tiers()["primary"]
+            if now > before:
+                tries.append(second)
+            before = now
+            made.second()
+
+        made.taken_of_quota = 0
+        waited = made.until("Promoting", 400)
+        made.until("PrimaryServing")
+
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+        assert 4 <= len(tries) <= 8
+        assert pauses == sorted(pauses)
+        assert waited <= 300 + START
+
+
+class TestBetter:
+    """More of a fallback, and a better one, while the primary is still away."""
+
+    def small_serves(self, document: dict[str, Any] | None = None, **options: Any) -> SmallCluster:
+        made = cluster({**CHAIN, **(document or {})}, gpus={"a": 4, "b": 4}, **options)
+        lose(made, a=1)
+        made.until("FallbackServing")
+        made.run(10)
+        made.ready_log.clear()
+        assert made.tiers() == {"primary": 1, "small": 1}
+        return made
+
+    def test_a_better_fallback_that_fits_again_takes_over_before_the_primary_fits(self) -> None:
+        made = self.small_serves()
+        made.taken["a"] = 1
+
+        made.run(120 + START)
+        both = made.tiers()
+        made.run(120 + START)
+
+        assert both == {"primary": 1, "medium": 1, "small": 1}
+        assert made.tiers() == {"primary": 1, "medium": 1}
+        assert min(made.ready_log) >= 1
+        assert made.status["degrade"]["degradations"] == 1
+        assert made.status["activeModel"] == "package://medium"
+        give_back(made)
+        made.until("PrimaryServing")
+        assert made.tiers() == {"primary": 1}
+
+    def test_it_does_not_take_what_the_primary_waits_for(self) -> None:
+        """Three units are free, and with the one of the fallback the primary has its four."""
+        made = self.small_serves({"promote": {"afterSeconds": 120, "strategy": "swap"}})
+        made.taken["a"] = 0
+
+        made.until("SwapInProgress")
+        made.until("PrimaryServing")
+
+        assert made.tiers() == {"primary": 1}
+
+    def test_one_that_does_not_answer_goes_again_and_is_tried_later(self) -> None:
+        made = self.small_serves()
+        made.broken = {"medium"}
+        made.taken["a"] = 1
+        tries, before = [], False
+        for second in range(5000):
+            now = "medium" in made.tiers()
+            if now and not before:
+                tries.append(second)
+            before = now
+            made.second()
+
+        assert min(made.ready_log) >= 1
+        assert 3 <= len(tries) <= 5
+        assert made.status["degrade"]["degradations"] == 1
+
+    def test_one_that_flaps_does_not_displace_the_one_that_serves(self) -> None:
+        made = self.small_serves()
+        made.taken["a"] = 1
+        for _ in range(6):
+            made.broken = {"medium"}
+            made.run(100)
+            made.broken = set()
+            made.run(100)
+
+        assert made.num_ready("small") == 1
+        assert min(made.ready_log) >= 1
+
+    def test_more_pods_come_as_units_become_free(self) -> None:
+        made = cluster({"replicas": 3, "gpu": {"count": 4}}, gpus=dict.fromkeys("abc", 4))
+        lose(made, a=1)
+        made.until("FallbackServing")
+        one = made.tiers()
+        made.taken["b"] = 2
+
+        made.run(2 * START)
+
+        assert (one["small"], made.tiers()["small"]) == (1, 3)
+        made.run(2 * START)
+        assert made.num_ready("small") == 3
+        assert made.plan().is_empty
+
+    def test_pods_that_are_not_needed_make_room_for_the_primary(self) -> None:
+        """Each of two nodes lacks but what a pod of the fallback holds."""
+        made = cluster({"replicas": 2, "gpu": {"count": 2}}, gpus={"a": 2, "b": 2})
+        lose(made, a=1, b=1)
+        made.until("FallbackServing")
+        made.run(20)
+        assert made.tiers() == {"primary": 2, "small": 2}
+        made.ready_log.clear()
+
+        made.taken["a"] = 0
+
+        made.until("Promoting")
+        assert made.tiers()["small"] == 1
+        assert min(made.ready_log) >= 1
+
+    def test_the_last_pod_that_is_needed_stays(self) -> None:
+        made = cluster({"replicas": 2, "minAvailable": 2}, gpus={"a": 2, "b": 2})
+        lose(made, a=1, b=1)
+        made.until("FallbackServing")
+        made.run(20)
+        made.taken["a"] = 0
+
+        made.until("PromotionBlockedByFallback")
+        made.run(300)
+
+        assert made.tiers()["small"] == 2
+
+    def test_pods_that_a_quota_refuses_are_taken_back(self) -> None:
+        made = cluster({"replicas": 3, "gpu": {"count": 4}}, gpus=dict.fromkeys("abc", 4))
+        lose(made, a=1)
+        made.until("FallbackServing")
+        made.run(20)
+        # What the primary's pending pods and the fallback ask for, and no more.
+        made.quota = 13
+        made.taken["b"] = 2
+        asked = []
+        for _ in range(900):
+            made.second()
+            asked.append(made.tiers()["small"])
+
+        assert asked[-1] == 1
+        # One attempt in five minutes.
+        assert sum(later > before for before, later in itertools.pairwise(asked)) <= 4
+        assert min(made.ready_log[-900:]) >= 1
+
+    def test_no_more_than_the_share_of_a_tenant_has_room_for(self) -> None:
+        made = cluster({"replicas": 3, "gpu": {"count": 4}}, gpus=dict.fromkeys("abc", 4))
+        lose(made, a=1)
+        made.until("FallbackServing")
+        made.run(20)
+        made.taken["b"] = 2
+        limits = {"small": PodLimit(now=2, soon=2, message="That is the share.")}
+
+        limited = plan(made.spec, replace(made.observed(), limits=limits), made.settings, made.now)
+
+        assert limited.decision.replicas["small"] == 2
+        assert len(limited.decision.promises) == 1
+
+    def test_without_sight_of_nodes_it_stays_as_it_is(self) -> None:
+        made = cluster({**CHAIN, "replicas": 2}, gpus={"a": 4, "b": 4}, is_visible=False)
+        lose(made, a=1)
+        made.until("FallbackServing")
+        made.run(20)
+        before = made.tiers()
+        made.taken["a"] = 1
+
+        made.run(900)
+
+        assert made.tiers() == before
+
+    def test_a_lost_status_ends_no_attempt_that_goes_on(self) -> None:
+        made = self.small_serves()
+        made.broken = {"medium"}
+        made.taken["a"] = 1
+        made.run(120 + START)
+        assert "medium" in made.tiers()
+
+        made.status = {}
+        made.run(30)
+        kept = made.tiers()
+        made.run(900)
+
+        assert "medium" in kept
+        assert "medium" not in made.tiers()
+        assert made.num_ready("small") == 1

@@ -1,0 +1,164 @@
+"""A primary that fits only on the units of the fallback that serves."""
+
+import itertools
+from datetime import timedelta
+
+import pytest
+from degrading import START, cluster, degraded, give_back, lose
+from scenes import NOW
+from small_cluster import DRAIN_SECONDS, GPU
+
+from deepseek_operator.capacity import Room, Seen, View
+from deepseek_operator.degrade import decide
+from deepseek_operator.degrade_case import Case, Memory, Rules
+from deepseek_operator.fleet import Wish
+from deepseek_operator.tiers import tiers_of
+
+
+def test_surge_says_what_is_in_the_way() -> None:
+    made = degraded(gpus={"a": 2})
+    give_back(made)
+
+    made.until("PromotionBlockedByFallback")
+    made.run(600)
+
+    assert made.degraded == "PromotionBlockedByFallback"
+    assert "promote.strategy to swap" in made.message
+    assert made.num_ready("small") == 1
+    assert made.plan().is_empty
+
+
+def test_swap_drains_the_fallback_first() -> None:
+    document = {"promote": {"afterSeconds": 120, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.until("PromotionBlockedByFallback")
+    made.ready_log.clear()
+
+    waited = made.until("SwapInProgress")
+    gone = made.until("PrimaryServing")
+
+    assert 118 <= waited <= 122
+    assert gone <= DRAIN_SECONDS + START + 4
+    assert made.tiers() == {"primary": 1}
+    assert made.ready_log.count(0) <= DRAIN_SECONDS + START + 4
+
+
+def test_a_swap_that_fails_is_undone_and_tried_later() -> None:
+    document = {"promote": {"afterSeconds": 60, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.until("SwapInProgress")
+    made.taken = {"a": 1}
+
+    undone = made.until("FallbackStarting", 200)
+    made.until("FallbackServing")
+
+    assert undone <= 43 + 10 + 60 + 5
+    assert made.status["degrade"]["attempts"] == 1
+    assert "could not take its place back" in str(made.status["history"])
+
+
+def test_swaps_that_fail_again_and_again_are_tried_more_and_more_rarely() -> None:
+    document = {"promote": {"afterSeconds": 30, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.broken = {"primary"}
+    begun = [made.now]
+    for _ in range(4):
+        made.until("SwapInProgress", 3600)
+        begun.append(made.now)
+        made.until("PromotionBlockedByFallback", 3600)
+
+    pauses = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert pauses == sorted(pauses)
+    assert made.status["degrade"]["attempts"] == 4
+
+
+def test_a_lost_status_in_a_swap_heals() -> None:
+    document = {"promote": {"afterSeconds": 60, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.until("SwapInProgress")
+
+    made.status = {}
+
+    made.until("PrimaryServing")
+    made.run(2 * START)
+    assert made.num_ready("primary") == 1
+
+
+def test_a_quota_that_only_the_fallback_is_in_the_way_of_is_told() -> None:
+    made = cluster(quota=2)
+    lose(made, a=2, b=2)
+    made.taken_of_quota = 1
+    made.until("FallbackServing")
+    made.taken_of_quota = 0
+
+    made.until("PromotionBlockedByFallback", 400)
+    made.run(400)
+
+    assert made.num_ready("small") == 1
+
+
+def test_it_is_in_the_way_no_more_once_others_are() -> None:
+    made = cluster(quota=2)
+    lose(made, a=2, b=2)
+    made.taken_of_quota = 1
+    made.until("FallbackServing")
+    made.taken_of_quota = 0
+    made.until("PromotionBlockedByFallback", 400)
+
+    made.taken_of_quota = 1
+    made.until("FallbackServing", 400)
+    made.run(400)
+
+    assert made.degraded == "FallbackServing"
+
+
+@pytest.mark.parametrize(
+    ("made_at", "reason"),
+    [(1, "FallbackServing"), (-1, "PromotionBlockedByFallback")],
+    ids=["after it", "before it"],
+)
+def test_a_refusal_tells_only_of_pods_that_were_made_before_it(made_at: int, reason: str) -> None:
+    """The one that a fallback is started for may still be told when that answers already."""
+    made = cluster(quota=2)
+    primary, small = tiers_of(made.spec)
+    moment = NOW + timedelta(seconds=made_at)
+    refused = Seen(
+        exists=True,
+        over_quota_since=NOW,
+        over_quota=(
+            f"exceeded quota: gpus, requested: requests.{GPU}=2, used: requests.{GPU}=1,"
+            f" limited: requests.{GPU}=2"
+        ),
+    )
+    serving = Seen(exists=True, asked=1, ready_since=(moment,), created_at=(moment,))
+    wishes = {"small": Wish(requests={GPU: 1})}
+
+    decision = decide(
+        Case(
+            views=(View(primary, 1, refused), View(small, 1, serving)),
+            rules=Rules(),
+            room=Room(wishes),
+            memory=Memory("degraded", NOW, "small", next_attempt=NOW + timedelta(seconds=15)),
+            now=NOW + timedelta(seconds=2),
+        )
+    )
+
+    assert decision.reason == reason
+    assert decision.again_seconds == 13
+
+
+def test_a_swap_within_a_quota() -> None:
+    made = cluster({"promote": {"afterSeconds": 60, "strategy": "swap"}}, quota=2)
+    lose(made, a=2, b=2)
+    made.taken_of_quota = 1
+    made.until("FallbackServing")
+    made.taken_of_quota = 0
+
+    made.until("SwapInProgress", 900)
+    waited = made.until("PrimaryServing", 60)
+
+    assert waited <= DRAIN_SECONDS + START + 5
