@@ -31,16 +31,23 @@ _WHOLE_MAPS = frozenset(
 )
 _AMOUNTS = frozenset({"requests", "limits", "sizeLimit"})
 _SCALES = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
     "m": Fraction(1, 1000),
     "k": Fraction(10**3),
     "M": Fraction(10**6),
     "G": Fraction(10**9),
     "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "E": Fraction(10**18),
     "Ki": Fraction(2**10),
     "Mi": Fraction(2**20),
     "Gi": Fraction(2**30),
     "Ti": Fraction(2**40),
+    "Pi": Fraction(2**50),
+    "Ei": Fraction(2**60),
 }
+"""All of Kubernetes' suffixes: pods and quotas of others are read with them too."""
 
 
 def deviations(desired: Manifest, live: Manifest) -> tuple[str, ...]:

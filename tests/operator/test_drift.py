@@ -79,8 +79,13 @@ def test_what_has_drifted(desired: dict, live: dict, found: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("1", 1), ("1k", "1000"), ("1Ti", "1024Gi"), ("100m", "0.1"), ("2M", 2e6)]
-)
+    ("one", "other"),
+    [
+        ("1", 1), ("1k", "1000"), ("1Ti", "1024Gi"), ("100m", "0.1"), ("2M", 2e6),
+        ("1P", "1000T"), ("9E", "9000P"), ("1Pi", "1024Ti"), ("7Ei", "7168Pi"),
+        ("1500u", "1.5m"), ("1n", "1e-9"), ("5e3", "5k"), ("5E3", "5k"),
+    ],
+)  # fmt: skip
 def test_amounts_are_compared_by_what_they_amount_to(one: object, other: object) -> None:
     assert amount_of(one) == amount_of(other)
 

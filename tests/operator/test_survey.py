@@ -145,6 +145,16 @@ async def test_an_object_that_is_not_understood_stops_nothing() -> None:
         await until(lambda: fleet.free("a", GPU) == 6)
 
 
+@pytest.mark.parametrize("memory", ["1Pi", "3E", "500u"])
+async def test_an_amount_of_any_size_holds_up_no_start(memory: str) -> None:
+    odd = at(pod("odd", gpus=1))
+    odd["spec"]["containers"][0]["resources"]["limits"]["memory"] = memory
+    site = Site(at(node()), odd)
+
+    async with surveyed(site) as (fleet, _):
+        assert fleet.free("a", GPU) == 7
+
+
 async def test_without_rights_it_says_so() -> None:
     async def refuse(_request: web.Request) -> web.StreamResponse:
         return refusal(403)
