@@ -349,7 +349,14 @@ class _Choice:
         owner = self._observed.identity
         wanted = with_hash(deployment(owner, tier, settings))
         has_fallbacks = view.tier.is_primary and len(self._views) > 1
-        return rollout_of(view, live, wanted, self._room, has_fallbacks=has_fallbacks)
+        return rollout_of(
+            view,
+            live,
+            wanted,
+            self._room,
+            has_fallbacks=has_fallbacks,
+            tolerated=self._observed.tolerated.get(reference(wanted), ()),
+        )
 
     def decide(self, memory: Memory, demand: str | None) -> Decision:
         """The tiers that run now; the recovery ladder may want a fallback at once."""

@@ -7,6 +7,7 @@ unit, and the condition Progressing says so.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,7 +33,13 @@ class Rollout:
 
 
 def rollout_of(
-    view: View, live: Manifest | None, wanted: Manifest, room: Room, *, has_fallbacks: bool
+    view: View,
+    live: Manifest | None,
+    wanted: Manifest,
+    room: Room,
+    *,
+    has_fallbacks: bool,
+    tolerated: Collection[str] = (),
 ) -> Rollout:
     """Decide for one tier.
 
@@ -42,10 +49,11 @@ def rollout_of(
         wanted: The manifest of its Deployment, made with the live strategy where there is one.
         room: Where pods fit.
         has_fallbacks: Whether something else can serve meanwhile.
+        tolerated: Deviations that an admission webhook makes of what is applied: they stay.
     """
     if live is None:
         return Rollout(_first_strategy(view))
-    is_new = _changes(live, wanted)
+    is_new = _changes(live, wanted, tolerated)
     is_under_way = is_new or _has_old_pods(live)
     is_waiting = is_under_way and bool(view.seen.unschedulable_since)
     trouble = f"A new pod finds no node: {view.seen.words!r}." if is_waiting else None
@@ -93,10 +101,10 @@ def live_strategy(live: Manifest) -> Strategy:
     return "surge" if rolling.get("maxSurge") not in {None, 0, "0", "0%"} else "replace"
 
 
-def _changes(live: Manifest, wanted: Manifest) -> bool:
+def _changes(live: Manifest, wanted: Manifest, tolerated: Collection[str]) -> bool:
     """Whether applying the manifest would make new pods, as far as can be told."""
     template = {"spec": {"template": wanted["spec"]["template"]}}
-    if deviations(template, live):
+    if not set(deviations(template, live)) <= set(tolerated):
         return True
     ours = wanted["metadata"]["annotations"][HASH_ANNOTATION]
     theirs = (live["metadata"].get("annotations") or {}).get(HASH_ANNOTATION)

@@ -24,7 +24,9 @@ from deepseek_operator.kinds import Reference
 from deepseek_operator.loader import MODEL_LABEL
 from deepseek_operator.plan import REFUSAL_CHECK_SECONDS, is_owned_by, plan
 from deepseek_operator.render import HASH_ANNOTATION, cache_name
+from deepseek_operator.rollout import Rollout
 from deepseek_operator.status import status_of
+from test_degrade import SMALL
 
 CHILDREN = {
     Reference("Deployment", "team", "chat-primary"),
@@ -219,6 +221,26 @@ class TestChildren:
         object.__setattr__(observed, "tolerated", {key: ("spec.type='NodePort'",)})
 
         assert plan(cluster.spec, observed, cluster.settings, NOW).is_empty
+
+    def test_what_a_webhook_makes_of_the_pods_is_no_rollout_that_never_ends(self) -> None:
+        """It would keep a fallback serving for ever."""
+        cluster = Simulation({"rollout": "viaFallback", "fallbacks": [SMALL]})
+        cluster.settle()
+        cluster.roll_out()
+        cluster.pods = [pod_of(ready=True, node="a")]
+        (container,) = cluster.deployment["spec"]["template"]["spec"]["containers"]
+        container["image"] = "mirror/worker:1"
+        key = Reference("Deployment", "team", "chat-primary")
+        left = "spec.template.spec.containers[worker].image='mirror/worker:1'"
+
+        def rollout(*tolerated: str) -> Rollout:
+            observed = replace(cluster.observed(), tolerated={key: tolerated})
+            return plan(cluster.spec, observed, cluster.settings, NOW).rollouts["primary"]
+
+        assert rollout().goes_via_fallback
+        assert not rollout(left).goes_via_fallback
+        cluster.document["pod"] = {"image": "worker:2"}
+        assert rollout(left).goes_via_fallback
 
     def test_the_token_is_made_once(self) -> None:
         cluster = Simulation()
