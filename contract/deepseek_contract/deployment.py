@@ -133,7 +133,7 @@ class ScalingRules(ApiModel):
     """For how long earlier wishes are remembered."""
     select_policy: Literal["Max", "Min", "Disabled"] | None = None
     """Which policy counts when there are several."""
-    policies: Annotated[list[ScalingPolicy], Field(max_length=8)] | None = None
+    policies: Annotated[list[ScalingPolicy], Field(min_length=1, max_length=8)] | None = None
     """The policies."""
 
 
@@ -252,6 +252,13 @@ class Gateway(ApiModel):
     """One listener of the Gateway; absent, all."""
 
 
+def _is_same_parent(one: Gateway, other: Gateway) -> bool:
+    """Whether the Gateway API takes two entries for the same: without a section, all are meant."""
+    sections = (one.section_name, other.section_name)
+    is_same_section = None in sections or sections[0] == sections[1]
+    return (one.name, one.namespace) == (other.name, other.namespace) and is_same_section
+
+
 class HttpRoute(ApiModel):
     """An HTTPRoute of the Gateway API."""
 
@@ -270,6 +277,23 @@ class HttpRoute(ApiModel):
     retry_attempts: Annotated[int, Field(ge=1, le=10)] | None = None
     """How often the Gateway repeats a request that a pod did not answer. Needs the experimental
     channel of the Gateway API; otherwise the condition `Routed` says `RetryUnsupported`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            # CEL keeps `namespace` for itself.
+            cel="self.gateways.all(a, self.gateways.exists_one(b, a.name == b.name"
+            " && has(a.__namespace__) == has(b.__namespace__)"
+            " && (!has(a.__namespace__) || a.__namespace__ == b.__namespace__)"
+            " && (!has(a.sectionName) || !has(b.sectionName) || a.sectionName == b.sectionName)))",
+            holds=lambda route: all(
+                sum(_is_same_parent(one, other) for other in route.gateways) == 1
+                for one in route.gateways
+            ),
+            message="gateways names a Gateway twice: give each entry a sectionName of its own, or"
+            " leave one out",
+            field_path=".gateways",
+        ),
+    )
 
 
 class Routing(ApiModel):

@@ -25,6 +25,8 @@ from deepseek_contract.text import (
 # Amounts of these are set by `spec.gpu`; written here they would bypass it.
 GPU_RESOURCES = "nvidia.com/"
 NATIVE_RESOURCES = "kubernetes.io/"
+# What a ResourceQuota calls devices; a container cannot ask for them by that name.
+QUOTA_RESOURCES = "requests."
 # These would show a pod devices that it was not given.
 HIDDEN_ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 # Flags of `deepseek-worker serve` that no field of the object sets.
@@ -139,6 +141,23 @@ class EnvironmentVariable(ApiModel):
     )
 
 
+def _bytes_are_whole(field: str) -> Rule:
+    """Kubernetes takes `500m` of memory for half a byte, and then no container starts."""
+    return Rule(
+        cel=f"!has(self.{field}) || self.{field}.all(k, !(k in ['memory', 'ephemeral-storage'])"
+        f" || !string(self.{field}[k]).endsWith('m'))",
+        holds=lambda resources: (
+            not any(
+                name in {"memory", "ephemeral-storage"} and str(quantity).endswith("m")
+                for name, quantity in (getattr(resources, field) or {}).items()
+            )
+        ),
+        message="memory and ephemeral-storage are in bytes, and m is a thousandth of one: write"
+        " 500Mi or 500M instead of 500m",
+        field_path=f".{field}",
+    )
+
+
 class Resources(ApiModel):
     """What the worker's container asks for and may use, besides GPUs."""
 
@@ -161,15 +180,16 @@ class Resources(ApiModel):
         ),
         Rule(
             cel="!has(self.limits) || !self.limits.exists(k,"
-            " k.startsWith('nvidia.com/') || k.contains('kubernetes.io/'))",
+            " k.startsWith('nvidia.com/') || k.startsWith('requests.')"
+            " || k.contains('kubernetes.io/'))",
             holds=lambda resources: (
                 not any(
-                    key.startswith(GPU_RESOURCES) or NATIVE_RESOURCES in key
+                    key.startswith((GPU_RESOURCES, QUOTA_RESOURCES)) or NATIVE_RESOURCES in key
                     for key in resources.limits or {}
                 )
             ),
             message="limits may not name GPUs (nvidia.com/…), which spec.gpu asks for, nor"
-            " kubernetes.io/…",
+            " requests.… or kubernetes.io/…",
             field_path=".limits",
             reason="FieldValueForbidden",
         ),
@@ -183,6 +203,8 @@ class Resources(ApiModel):
             message="devices are whole: their number may not have a unit or a fraction",
             field_path=".limits",
         ),
+        _bytes_are_whole("limits"),
+        _bytes_are_whole("requests"),
         Rule(
             cel="!has(self.limits) || !has(self.requests) || self.requests.all(k,"
             " !(k in self.limits) || quantity(string(self.requests[k]))"

@@ -31,6 +31,8 @@ LabelValue = Annotated[
     str,
     StringConstraints(pattern="^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63),
 ]
-DataKey = Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+DataKey = Annotated[
+    str, StringConstraints(pattern=r"^\.?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", max_length=253)
+]
 ImageName = Annotated[str, StringConstraints(pattern=f"^{IMAGE}$", max_length=512)]
 VariableName = Annotated[str, StringConstraints(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]

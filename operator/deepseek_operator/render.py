@@ -464,13 +464,15 @@ def _on_nodes_with(device: list[Manifest], affinity: Manifest) -> Manifest:
     """The affinity with further conditions in each of its terms, one of which must hold."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     of_nodes = affinity.get("nodeAffinity") or {}
-    terms = (of_nodes.get(required) or {}).get("nodeSelectorTerms") or [{}]
-    narrowed = [
+    terms = (of_nodes.get(required) or {}).get("nodeSelectorTerms")
+    narrowed: list[Manifest] = [{"matchExpressions": device}]
+    if terms is not None:
         # A term that says nothing holds for no node, and would hold for some with this.
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *device]}
-        for term in terms
-        if term or len(terms) == 1
-    ]
+        narrowed = [
+            {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *device]}
+            for term in terms
+            if any(term.values())
+        ] or [{}]
     return {**affinity, "nodeAffinity": {**of_nodes, required: {"nodeSelectorTerms": narrowed}}}
 
 

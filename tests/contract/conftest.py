@@ -41,7 +41,7 @@ class ApiServer:
 
     client: httpx.Client
 
-    def install(self, definition: dict[str, Any]) -> None:
+    def install(self, definition: dict[str, Any], version: str = "v1alpha1") -> None:
         """Apply a CRD and wait until it is served."""
         name = definition["metadata"]["name"]
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
@@ -55,7 +55,7 @@ class ApiServer:
         group, plural = definition["spec"]["group"], definition["spec"]["names"]["plural"]
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            if self.client.get(f"/apis/{group}/v1alpha1/{plural}").status_code == 200:
+            if self.client.get(f"/apis/{group}/{version}/{plural}").status_code == 200:
                 return
             time.sleep(0.05)
         raise AssertionError(f"{name} is not served after 30 s")

@@ -30,7 +30,10 @@ POOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nodeSelector": (LABELS, ("not a label", "-")),
     "matchLabels": (LABELS, ("not a label", "-")),
     "annotations": (LABELS, ("not a label", "-")),
-    "limits": (("cpu", "memory", "rdma/hca"), ("memroy", "nvidia.com/gpu", "a.kubernetes.io/b")),
+    "limits": (
+        ("cpu", "memory", "rdma/hca"),
+        ("memroy", "nvidia.com/gpu", "requests.amd.com/gpu", "a.kubernetes.io/b"),
+    ),
     "requests": (("cpu", "memory", "ephemeral-storage"), ("memroy", "rdma/hca", "nvidia.com/gpu")),
 }
 QUANTITIES = ("1", "500m", "1.5Gi", "2Gi", "0.001k", "999999999M")
@@ -117,6 +120,7 @@ def variations(schema: Schema, name: str, seen: set[str] | None = None) -> Itera
             right, wrong = POOLS.get(name, ((), ()))
             yield from (*right, *wrong, "a", "A", "a-b", "a.b", "a/b", "-", "a-", "a:b", "1g.18gb")
             yield from ("a" * schema["maxLength"], "a" * (schema["maxLength"] + 1), "a\n", "é")
+            yield from (".", "..", ".a", "..a")
 
 
 def _object_variations(schema: Schema, name: str, seen: set[str]) -> Iterator[Any]:

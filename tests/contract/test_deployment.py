@@ -36,6 +36,10 @@ def toleration(**fields: Any) -> dict[str, Any]:
     return pod(tolerations=[fields])
 
 
+def route(*gateways: dict[str, str]) -> dict[str, Any]:
+    return {"routing": {"httpRoute": {"gateways": list(gateways)}}}
+
+
 def node_term(**fields: Any) -> dict[str, Any]:
     term = {"matchExpressions": [{"key": "zone", **fields}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
@@ -104,6 +108,12 @@ ACCEPTED = {
             {"name": "sql-2", "source": "oci://registry.example/sql:1#path=adapter"},
             {"name": "local", "source": "nodePath:///srv/adapter_model.safetensors"},
         ],
+    ),
+    "two listeners of a Gateway and another one": route(
+        {"name": "a", "sectionName": "http"}, {"name": "a", "sectionName": "https"}, {"name": "b"}
+    ),
+    "Gateways of one name in two namespaces": route(
+        {"name": "a"}, {"name": "a", "namespace": "gateways"}
     ),
     "a whole number of bytes": memory(5),
     "binary gigabytes": memory("1.5Gi"),
@@ -227,6 +237,20 @@ REFUSED = {
         {"autoscaling": {"maxReplicas": 2, "metric": "DCGM_FI_DEV_FB_USED"}},
         None,
     ),
+    "rules of scaling without a policy": (
+        {"autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": []}}}},
+        None,
+    ),
+    "a Gateway twice": (route({"name": "a"}, {"name": "a"}), "names a Gateway twice"),
+    "a Gateway and one of its listeners": (
+        route({"name": "a"}, {"name": "a", "sectionName": "http"}),
+        "names a Gateway twice",
+    ),
+    "a listener twice": (
+        route({"name": "a", "sectionName": "http"}, {"name": "a", "sectionName": "http"}),
+        "names a Gateway twice",
+    ),
+    "a key that climbs": ({"security": {"apiKeySecret": {"name": "keys", "key": ".."}}}, None),
     "a fallback that is the primary": (
         {"fallbacks": [{"name": "small", "model": {"source": "package://smollm2"}}]},
         "a fallback must differ from the primary",
@@ -315,6 +339,15 @@ REFUSED = {
         "must be an amount above zero such as 500m",
     ),
     "half a byte as a number": (memory(0.5), None),
+    "half a byte with the unit of cores": (memory("500m"), "write 500Mi or 500M instead"),
+    "half a byte of disk": (
+        pod(resources={"requests": {"ephemeral-storage": "500m"}}),
+        "write 500Mi or 500M instead",
+    ),
+    "a device as a quota names it": (
+        pod(resources={"limits": {"requests.amd.com/gpu": 1}}),
+        "nor requests.… or kubernetes.io/…",
+    ),
     "a request above its limit": (
         pod(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "1.5Gi"}}),
         "a request may not be above the limit",

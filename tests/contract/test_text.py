@@ -26,7 +26,11 @@ def test_patterns_use_only_what_every_engine_reads_alike(pattern: str) -> None:
             ["", "/a", "a/", "a/b/c", "A.example/b c"],
         ),
         ("LabelValue", ["", "a", "A_b.c-1"], ["-", "a-", "a/b", "a" * 64]),
-        ("DataKey", ["ca.crt", "api-key", "_x"], ["", "a/b", "a b"]),
+        (
+            "DataKey",
+            ["ca.crt", "api-key", "_x", ".env", "a..b"],
+            ["", "a/b", "a b", ".", "..", "..a"],
+        ),
         (
             "ImageName",
             ["worker", "localhost/worker:dev", "r.example:5000/a/b__c:V1@sha256:" + "0" * 64],

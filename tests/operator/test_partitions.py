@@ -108,6 +108,13 @@ def test_a_term_that_holds_for_no_node_goes_on_holding_for_none() -> None:
     assert len(node_terms(settled({"pod": {"affinity": wish}}))) == 1
 
 
+@pytest.mark.parametrize("terms", [[{}], [{}, {}], [{"matchFields": []}, {}]])
+def test_terms_that_all_hold_for_no_node_do_so_together(terms: list[Manifest]) -> None:
+    wish = {"nodeAffinity": {NODE_TERMS: {"nodeSelectorTerms": terms}}}
+
+    assert node_terms(settled({"pod": {"affinity": wish}})) == [{}]
+
+
 def test_what_no_node_offers_is_the_reason() -> None:
     document: dict[str, Any] = {"gpu": {"mode": "mig", "migProfile": "1g.99gb"}}
 
