@@ -131,7 +131,7 @@ class PodMonitors(ValueModel):
     labels: Labels = {}
     """Labels by which a Prometheus selects them."""
     interval_seconds: Annotated[int, Field(ge=1, le=30)] = 15
-    """How often is scraped. Autoscaling bridges a failed scrape for a minute."""
+    """How often they are scraped. Autoscaling bridges a failed scrape for a minute."""
 
 
 class PrometheusAdapter(ValueModel):

@@ -246,6 +246,7 @@ def _value_rows(model: type[BaseModel], path: str) -> Iterator[Row]:
         default = info.get_default(call_default_factory=True)
         here = f"{path}{info.alias}"
         if isinstance(default, BaseModel):
+            yield f"`{here}`", "", "", _line(info.description)
             yield from _value_rows(type(default), f"{here}.")
         else:
             yield f"`{here}`", _type_of(info), _code(_plain(default)), _line(info.description)
@@ -276,8 +277,8 @@ def _named(annotation: Any, names: dict[Any, str]) -> str:
         return "list"
     if origin is dict:
         return "map"
-    if len(arguments) >= 1:
-        return _named(arguments[0], names)
+    if arguments:
+        return ", ".join(_named(argument, names) for argument in arguments)
     return "path" if annotation.__name__ == "Path" else annotation.__name__.lower()
 
 
@@ -292,6 +293,8 @@ def _code(value: Any) -> str:
         value = str(value).lower()
     if isinstance(value, list):
         value = ", ".join(value)
+    if isinstance(value, dict):
+        value = json.dumps(value)
     return f"`{value}`"
 
 

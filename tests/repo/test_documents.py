@@ -98,6 +98,17 @@ def test_tests_that_are_named_exist() -> None:
     assert missing == []
 
 
+def test_every_decision_is_listed_under_its_title() -> None:
+    pages = {name: text for name, text in DOCUMENTS.items() if name.startswith("docs/adr/0")}
+
+    expected = [
+        f"{number}. [{text.partition(f'# {number}. ')[2].partition(chr(10))[0]}]({Path(name).name})"
+        for number, (name, text) in enumerate(sorted(pages.items()), 1)
+    ]
+
+    assert re.findall(r"^\d+\. .*$", DOCUMENTS["docs/adr/README.md"], re.MULTILINE) == expected
+
+
 def test_programs_and_targets_that_are_named_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

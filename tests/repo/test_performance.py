@@ -1,6 +1,7 @@
 """The page of measured figures shows what was measured, met or not."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,42 @@ def test_a_curve_is_a_table_of_its_own_and_plots_are_shown(tmp_path: Path) -> No
     assert f"arrivals, 7B:\n\n{table}" in page
     assert page.count("---:|---:|\n") == 1
     assert "![engine arrivals](../benchmarks/results/h200/engine-arrivals.svg)" in page
+
+
+SHAPE = "r1-distill-qwen-1.5b, bf16, 512 in, 128 out"
+EIGHT = f"{SHAPE}: 8 workers on one card"
+# What pages say, and the row of a result file that it comes from.
+IN_PROSE = {
+    ("docs/tenants.md", "h200/sharing"): {
+        "137": f"{EIGHT}, steady: cost",
+        "0.115": f"{EIGHT}, steady: cost over that of 8 whole cards",
+        "116": f"{EIGHT}, steady: time to first token, p99",
+        "15.6": f"{SHAPE}: a whole card for each tenant, steady: time to first token, p99",
+        "0.67": f"{EIGHT}, all at once, over one worker for all",
+        "0.98": (
+            f"{EIGHT}, one greedy: the slowest other's tokens a second, over those without it"
+        ),
+    },
+    ("docs/quantization.md", "cpu/quality"): {
+        "1.9": "FP8 weights, inputs in 16 bits",
+        "0.27": "FP8 weights, calibrated, inputs in 16 bits",
+        "3.2": "INT8 weights, inputs in INT8",
+        "0.37": "INT8 weights, calibrated, inputs in INT8 but of `down`",
+        "67": "INT4 weights, rounded to nearest in groups of 128",
+        "13.2": "INT4 weights, calibrated, in groups of 128",
+    },
+}
+
+
+@pytest.mark.parametrize(("page", "result"), IN_PROSE)
+def test_figures_in_prose_are_the_measured_ones(page: str, result: str) -> None:
+    rows = json.loads((performance.RESULTS / f"{result}.json").read_text())["rows"]
+    measured = {found["name"]: found["value"] for found in rows}
+    text = (ROOT / page).read_text()
+
+    for shown, name in IN_PROSE[page, result].items():
+        assert f"{measured[name]:.{len(shown.partition('.')[2])}f}" == shown
+        assert re.search(rf"(?<![\d.]){re.escape(shown)}(?!\.?\d)", text), shown
 
 
 def test_committed_results_have_what_the_page_needs() -> None:
