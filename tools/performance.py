@@ -24,10 +24,10 @@ HEAD = """\
 <!-- Generated from benchmarks/results by tools/generate.py; do not edit. -->
 # Measured figures
 
-The command above each table measures it; anyone can repeat it. A row's comparison is with ceilings
-of its own run. A bar is what a figure has to reach; a figure that does not is shown as missed. A
-row whose code has changed since says so. A commit that a result file names and the history lacks
-is of earlier code, which was changed before it was committed here.
+The command above each table measures it; anyone can repeat it. A bar is what a figure has to reach;
+a figure that does not is shown as missed. Ceilings are what the machine itself reached in the same
+run. A row whose code has changed since says so. A commit that a result file names and the history
+lacks is of earlier code, which was changed before it was committed here.
 """
 
 
@@ -62,6 +62,9 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
     lines = [f"## {name.replace('/', ': ')}", "", f"`{COMMANDS[name]}`", "", f"{', '.join(about)}."]
     if ceilings:
         lines += ["", f"Ceilings: {ceilings}."]
+    verdicts = [met for row in result["rows"] if (met := is_met(row)) is not None]
+    if verdicts:
+        lines += ["", f"{sum(verdicts)} of {len(verdicts)} bars are met."]
     lines += ["", "| what | measured | unit | bar | |", "|---|---:|---|---:|---|"]
     lines += [_row(row) for row in result["rows"]]
     for row in result["rows"]:

@@ -36,9 +36,13 @@ def test_a_bar_is_met_or_missed(changes: dict[str, Any], expected: bool | None) 
 def test_a_missed_bar_is_shown_as_missed(tmp_path: Path) -> None:
     (tmp_path / "cpu").mkdir()
     result = {"gpu": None, "versions": {"python": "3.11"}, "commit": "", "rows": [row()]}
+    result["rows"] += [row(value=0.5), row(bar=None)]
     (tmp_path / "cpu/engine.json").write_text(json.dumps(result))
 
-    assert "| a | 2 | s | ≤ 1 | **missed** |" in performance.page(tmp_path)
+    page = performance.page(tmp_path)
+
+    assert "| a | 2 | s | ≤ 1 | **missed** |" in page
+    assert "1 of 2 bars are met." in page
 
 
 def test_a_curve_is_a_table_of_its_own_and_plots_are_shown(tmp_path: Path) -> None:
