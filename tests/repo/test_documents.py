@@ -185,6 +185,30 @@ def test_fields_that_are_named_exist() -> None:
     assert unknown == []
 
 
+def test_chart_values_that_are_named_exist() -> None:
+    values = yaml.safe_load((ROOT / "charts/deepseek-operator/values.yaml").read_text())
+
+    def is_value(path: str) -> bool:
+        part: Any = values
+        for key in path.split("."):
+            if not isinstance(part, dict) or key not in part:
+                return False
+            part = part[key]
+        return True
+
+    unknown = [
+        f"{name}: {span}"
+        for name, text in BY_HAND.items()
+        for span in spans(text)
+        if (path := re.match(r"([A-Za-z]+)(\.[A-Za-z]+)+(?==|$)", span))
+        and path[1] in values
+        and not path[0].endswith((".py", ".yaml"))
+        and not is_value(path[0])
+    ]
+
+    assert unknown == []
+
+
 @pytest.mark.parametrize("condition", REASONS)
 def test_every_reason_is_explained_to_whoever_is_on_call(condition: str) -> None:
     page = DOCUMENTS[PAGE_OF.get(condition, ON_CALL)]
