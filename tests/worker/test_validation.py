@@ -69,7 +69,8 @@ DEEP = nested(60)
         ("presence_penalty", 3, "<= 2.0, got 3"),
         ("frequency_penalty", -3, ">= -2.0, got -3"),
         ("frequency_penalty", 3, "<= 2.0, got 3"),
-        ("repetition_penalty", 0, "> 0.0, got 0"),
+        ("repetition_penalty", 0, ">= 0.01, got 0"),
+        ("repetition_penalty", 1e-45, ">= 0.01, got 1e-45"),
         ("n", 0, ">= 1, got 0"),
         ("n", -1, ">= 1, got -1"),
         ("n", 10**6, "<= 128, got 1000000"),
@@ -77,11 +78,14 @@ DEEP = nested(60)
         ("seed", 1.5, "got 1.5"),
         ("max_tokens", -1, "got -1"),
         ("max_tokens", "many", 'got "many"'),
+        ("max_tokens", 10**4299, "<= 2147483648, got 1000"),
         ("logit_bias", {"999999": 1}, '"999999" is no token id of the model; they are 0 to 999'),
         ("logit_bias", {"x": 1}, '"x" is no token id'),
         ("logit_bias", {"-1": 1}, '"-1" is no token id'),
         ("logit_bias", {"\u0661": 1}, "is no token id"),
         ("logit_bias", {"9" * 5000: 1}, "is no token id"),
+        ("logit_bias", {"0" * 5000 + "1": 1}, "is no token id"),
+        ("logit_bias", {"01": 1, "1": 1}, '"01" is no token id'),
         ("logit_bias", {"1": 101}, "<= 100.0"),
         ("logit_bias", {"1": "x"}, "float"),
         ("logit_bias", {str(i): 1 for i in range(1025)}, "1025 entries, 1024 are allowed"),
@@ -91,7 +95,10 @@ DEEP = nested(60)
         ("stop", [1], "got 1"),
         ("stop", {}, "got {}"),
         ("stop_token_ids", [5, 1000], "the model has no token 1000; its ids are 0 to 999"),
+        ("stop_token_ids", [5] * 1025, "length <= 1024, got [5, 5"),
+        ("cache_salt", "x" * 1025, 'length <= 1024, got "xx'),
         ("min_tokens", -1, ">= 0, got -1"),
+        ("min_tokens", 10**4299, "<= 2147483648, got 1000"),
         ("stream", "yes", 'got "yes"'),
         ("model", 7, "got 7"),
         ("functions", [{}], "not supported by this version"),
@@ -177,7 +184,12 @@ def test_a_wrong_value_is_refused_by_its_field(
             "it asks for \"g\"; 'tools' has f",
         ),
         ({"tool_choice": "required", "tools": [tool("f")], "min_tokens": 1}, "min_tokens", "ends"),
-        ({"continue_final_message": True}, "continue_final_message", "one of the role 'user'"),
+        ({"continue_final_message": True}, "continue_final_message", "one of the role 'user'."),
+        (
+            {"messages": [{"role": "assistant", "content": ""}], "continue_final_message": True},
+            "continue_final_message",
+            "one of the role 'assistant' without content.",
+        ),
         (
             {
                 "messages": [{"role": "assistant", "content": "x"}],
@@ -205,6 +217,7 @@ def test_a_wrong_chat_is_refused_by_its_field(body: dict[str, Any], param: str, 
         ({"logprobs": 21}, "logprobs", "<= 20, got 21"),
         ({"logprobs": True}, "logprobs", "got true"),
         ({"best_of": 3}, "best_of", "not supported by this version"),
+        ({"best_of": 10**4299}, "best_of", "<= 2147483648, got 1000"),
         ({"suffix": "end"}, "suffix", "not supported by this version"),
         ({"prompt": {}}, "prompt", "got {}"),
         ({"prompt": None}, "prompt", "got null"),
@@ -242,6 +255,29 @@ def test_what_is_no_json_is_refused(body: bytes, says: str) -> None:
 def test_a_number_beyond_all_numbers_is_refused_by_its_field() -> None:
     with pytest.raises(InvalidRequest, match="Invalid 'temperature'"):
         parse_completion(b'{"model": "m", "prompt": "hi", "temperature": 1e999}')
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"stop": ["a", 5], "stop": "x"}', "'stop[1]': expected str."),
+        (b'{"stream_options": {"include_usage": 5}, "stream_options": 3}', "expected bool | null."),
+        (b'{"max_tokens": %b}' % (b"9" * 5000), "'max_tokens': integer value out of range."),
+    ],
+    ids=["a list", "an object", "digits"],
+)
+def test_a_wrong_value_that_cannot_be_shown_is_refused_by_its_field(body: bytes, says: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse_completion(body)
+
+    assert says in str(error.value)
+
+
+def test_a_long_name_is_not_sent_back_whole() -> None:
+    param, message = refused(chat, **{"x" * 1_000_000: 1})
+
+    assert param == f"{'x' * 100}…"
+    assert len(message) < 400
 
 
 def test_a_wrong_field_before_broken_json_is_refused_too() -> None:
@@ -328,6 +364,13 @@ def test_sampling_follows_the_request() -> None:
     assert (sampling.logprobs, sampling.prompt_logprobs) == (3, 3)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
     assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, ((5, -100.0), (6, 1.5)))
+
+
+@pytest.mark.parametrize(
+    ("given", "means"), [(1e-320, 0.0), (1e-45, 0.0), (9e-6, 0.0), (1e-5, 1e-5), (None, 1.0)]
+)
+def test_a_temperature_near_zero_takes_the_likeliest_token(given: Any, means: float) -> None:
+    assert sampling_params(chat(temperature=given), 9, VOCAB_SIZE).temperature == means
 
 
 def test_more_tokens_at_least_than_at_most_are_refused() -> None:

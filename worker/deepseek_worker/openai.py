@@ -12,6 +12,8 @@ from deepseek_worker.errors import InvalidRequest
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 1024
+MAX_SALT_CHARACTERS = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -19,6 +21,14 @@ FormatType = Literal["text", "json_object", "json_schema"]
 ToolChoiceWord = Literal["none", "auto", "required"]
 FunctionType = Literal["function"]
 Prompt = str | tuple[int, ...]
+# Bounded, so that every sum of them can be written out.
+Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+CountFromOne = Annotated[int, Meta(ge=1, le=1 << 31)]
+# The engine gets a copy for each answer.
+StopTokenIds = Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+Salt = Annotated[str, Meta(max_length=MAX_SALT_CHARACTERS)]
+# Logits are divided by it, and have to stay finite.
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=2)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -86,17 +96,17 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
+    cache_salt: Salt | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     """Alternatives beside each token of the prompt."""
     response_format: ResponseFormat | None = None
@@ -143,10 +153,10 @@ class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=T
 
     prompt: str | list[Any]
     """A text, a list of texts, token ids, or a list of lists of token ids."""
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Count | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Count | None = None
     suffix: Any = None
 
     @property
@@ -257,8 +267,8 @@ class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message]
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: CountFromOne | None = None
+    max_completion_tokens: CountFromOne | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -24,8 +24,10 @@ from deepseek_worker.sequence import Request, SamplingParams, Structure
 from deepseek_worker.tokenizer import Tokenizer
 from deepseek_worker.validation import check_token_ids, sampling_params
 
-# They come from the request itself.
-RESERVED_TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+# They come from the request itself, or from the model.
+RESERVED_TEMPLATE_NAMES = frozenset(
+    {"self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+)
 # Stands behind a message that is to be continued; what the template writes after it is cut off.
 HERE = "\ue000here\ue000"
 
@@ -109,7 +111,7 @@ def encode_chat(model: Model, asked: ChatRequest) -> Conversation:
     if taken := RESERVED_TEMPLATE_NAMES & options.keys():
         raise InvalidRequest(
             f"Invalid 'chat_template_kwargs': {', '.join(sorted(taken))} cannot be given here; "
-            "they come from the request itself.",
+            "they come from the request itself and from the model.",
             "chat_template_kwargs",
         )
     messages, chat_format = asked.template_messages(), model.chat_format

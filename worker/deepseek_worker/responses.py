@@ -5,15 +5,17 @@ Nothing is stored: a conversation goes on by sending its items again, as clients
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
-from deepseek_worker.errors import InvalidRequest
+from deepseek_worker.errors import InvalidRequest, RequestError
 from deepseek_worker.openai import (
     CalledFunction,
     ChatRequest,
+    CountFromOne,
     Function,
     FunctionType,
     JsonSchemaFormat,
@@ -21,12 +23,13 @@ from deepseek_worker.openai import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
+    Salt,
     StructuredOutputs,
     Tool,
     ToolCall,
     ToolChoiceWord,
 )
-from deepseek_worker.validation import check_chat, decode, shown
+from deepseek_worker.validation import check_chat, decode, shortened, shown
 
 # Fields that have no effect here, and the values with which they ask for nothing.
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -45,6 +48,7 @@ _INCLUDES = ("reasoning.encrypted_content",)
 _NAMES = (
     (r"\bmessages\b", "input"),
     (r"\bresponse_format\.json_schema\b", "text.format"),
+    (r"\btool_call_id\b", "call_id"),
     (r"\bresponse_format\b", "text.format"),
     (r"\.function\.", "."),
     (r"\bmax_tokens\b", "max_output_tokens"),
@@ -150,7 +154,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: CountFromOne | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     stream: bool | None = None
@@ -170,7 +174,7 @@ class ResponsesRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
-    cache_salt: str | None = None
+    cache_salt: Salt | None = None
 
     # OpenAI's accounts use these; here they change nothing.
     prompt_cache_key: Any = None
@@ -218,19 +222,19 @@ def parse_response(body: bytes) -> tuple[ResponsesRequest, ChatRequest]:
     try:
         check_chat(chat)
     except InvalidRequest as error:
-        raise _renamed(error, origins) from None
+        raise renamed(error, origins) from None
     return request, chat
 
 
-def _renamed(error: InvalidRequest, origins: list[str]) -> InvalidRequest:
-    """The error in the words of this form; `origins` names the field of each message."""
+def renamed(error: RequestError, origins: Sequence[str] = ()) -> RequestError:
+    """A chat's error in the words of this form; `origins` names the field of each message."""
     message, param = str(error), error.param or ""
     if at := re.match(r"messages\[(\d+)\]", param):
         origin = origins[int(at[1])]
         message, param = message.replace(at[0], origin), param.replace(at[0], origin)
     for old, new in _NAMES:
         message, param = re.sub(old, new, message), re.sub(old, new, param)
-    return InvalidRequest(message, param or None, error.code)
+    return type(error)(message, param or None, error.code)
 
 
 def _chat(request: ResponsesRequest, messages: list[Message]) -> ChatRequest:
@@ -326,6 +330,7 @@ def _item(given: dict[str, Any], where: str) -> InputItem:
         item: InputItem = msgspec.convert(typed, InputItem)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `$.")
+        said = shortened(said)
         field = path.rstrip("`")
         param = f"{where}.{field}" if field else where
         allowed = (

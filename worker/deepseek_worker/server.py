@@ -36,6 +36,7 @@ from deepseek_worker.delivery import EventStream, Record, Renderer, read_body, w
 from deepseek_worker.errors import (
     BodyTooLarge,
     QueueFull,
+    RequestError,
     Unauthorized,
     Unavailable,
     UnknownModel,
@@ -52,12 +53,12 @@ from deepseek_worker.progress import Progress
 from deepseek_worker.prompts import Model
 from deepseek_worker.rendering import ChatRenderer, CompletionRenderer, Head
 from deepseek_worker.response_events import ResponseRenderer
-from deepseek_worker.responses import parse_response
+from deepseek_worker.responses import parse_response, renamed
 from deepseek_worker.secret_files import SecretFile
 from deepseek_worker.sequence import Structure
 from deepseek_worker.structure import chat_structure, completion_structure
 from deepseek_worker.tokens import detokenize, parse_detokenize, parse_tokenize, tokenize
-from deepseek_worker.validation import parse_chat, parse_completion
+from deepseek_worker.validation import parse_chat, parse_completion, shortened
 
 # Room for a full context of escaped text, and for many short prompts at once.
 MIN_BODY_BYTES = 8 << 20
@@ -249,7 +250,10 @@ class Api:
         asked, chat = parse_response(await self._admit(request))
         head = self._head("resp", self._require_model(asked.model), "_")
         renderer = ResponseRenderer(head, asked)
-        return await self._chat(request, chat, head, renderer, started_at)
+        try:
+            return await self._chat(request, chat, head, renderer, started_at)
+        except RequestError as error:
+            raise renamed(error) from error
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
@@ -346,7 +350,9 @@ class Api:
         if name not in (worker.served_name, worker.model_id):
             known = ", ".join(f"'{one}'" for one in (worker.served_name, *worker.adapters))
             verb = "do" if worker.adapters else "does"
-            raise UnknownModel(f"The model '{name}' does not exist here; {known} {verb}.", "model")
+            raise UnknownModel(
+                f"The model '{shortened(name)}' does not exist here; {known} {verb}.", "model"
+            )
         return None
 
     def _head(self, kind: str, adapter: str | None, joint: str = "-") -> Head:
@@ -439,8 +445,10 @@ def _json(body: Struct, status: int = 200, headers: dict[str, str] | None = None
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
-    path = request.scope["path"]
-    message = f"{request.method} {path} is not served here: {error.detail}."
+    allowed = (error.headers or {}).get("Allow")
+    hint = f"use {allowed}" if allowed else "GET /openapi.json lists what is"
+    path = shortened(request.scope["path"])
+    message = f"{request.method} {path} is not served here; {hint}."
     body = ErrorBody(ErrorDetail(message, "invalid_request_error", None, "unknown_url"))
     return _json(body, error.status_code, dict(error.headers or {}))
 

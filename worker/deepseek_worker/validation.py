@@ -34,6 +34,9 @@ MAX_SCHEMA_BYTES = 128 << 10
 MAX_SCHEMA_DEPTH = 48
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_ALTERNATIVES = 1024
+MAX_SHOWN_CHARACTERS = 100
+# Below it the likeliest token is taken: logits that are divided by less may not stay finite.
+LEAST_TEMPERATURE = 1e-5
 
 # Fields that the engine cannot follow yet, and the values with which they ask for nothing.
 _NO_EFFECT_YET: dict[str, tuple[Any, ...]] = {
@@ -142,8 +145,9 @@ def sampling_params(
     echoes = isinstance(request, CompletionRequest) and request.echo
     wanted = (request.prompt_logprobs, request.wanted_logprobs if echoes else None)
     prompt_logprobs = max((number for number in wanted if number is not None), default=None)
+    temperature = _or(request.temperature, 1.0)
     return SamplingParams(
-        temperature=_or(request.temperature, 1.0),
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
         top_p=_or(request.top_p, 1.0),
         top_k=max(0, request.top_k or 0),
         min_p=_or(request.min_p, 0.0),
@@ -183,8 +187,12 @@ def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, param: str) -> 
 
 def shown(value: Any) -> str:
     """A value as JSON, cut to what fits into a message."""
-    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
-    return text if len(text) <= 100 else f"{text[:100]}…"
+    return shortened(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
+
+
+def shortened(text: str) -> str:
+    """A client's words, cut to what fits into a message."""
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def _or(value: float | None, default: float) -> float:
@@ -199,7 +207,8 @@ def _logit_bias(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, fl
             "invalid_value",
         )
     for key in given:
-        if not (key.isascii() and key.isdigit() and int(key[:20]) < vocab_size):
+        # As JSON writes numbers, so that no token is named twice.
+        if not (re.fullmatch("0|[1-9][0-9]{0,18}", key) and int(key) < vocab_size):
             raise InvalidRequest(
                 f"Invalid 'logit_bias': {shown(key)} is no token id of the model; they are 0 to "
                 f"{vocab_size - 1}.",
@@ -353,9 +362,10 @@ def _check_turn(request: ChatRequest) -> None:
         )
     last = request.messages[-1]
     if last.role != "assistant" or not last.content or last.tool_calls:
+        lack = " with tool calls" if last.tool_calls else "" if last.content else " without content"
         raise InvalidRequest(
             "'continue_final_message' needs a last message of the role 'assistant' with some "
-            f"content and no tool calls, got one of the role '{last.role}'.",
+            f"content and no tool calls, got one of the role '{last.role}'{lack}.",
             "continue_final_message",
             "invalid_value",
         )
@@ -473,8 +483,9 @@ def _invalid(error: str, body: bytes, kind: Any) -> InvalidRequest:
     at = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", error, re.DOTALL)
     said, path = at.groups() if at else (error, "")
     if match := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
-        param = f"{path}.{match[1]}".lstrip(".")
-        near = difflib.get_close_matches(match[1], kind.__struct_fields__, 1) if not path else []
+        name = shortened(match[1])
+        param = f"{path}.{name}".lstrip(".")
+        near = difflib.get_close_matches(name, kind.__struct_fields__, 1) if not path else []
         hint = f" Did you mean '{near[0]}'?" if near else ""
         return InvalidRequest(f"Unknown parameter: '{param}'.{hint}", param, "unknown_parameter")
     if match := re.fullmatch(r"Object missing required field `(.*)`", said):
@@ -490,10 +501,11 @@ def _invalid(error: str, body: bytes, kind: Any) -> InvalidRequest:
         return InvalidRequest(f"Invalid body: {expected}.", code="invalid_type")
     param = path.replace("[...]", "")
     try:
-        given = shown(_at(json.loads(body), param))
-    except (ValueError, RecursionError):
-        given = "what is followed by no JSON"
-    return InvalidRequest(f"Invalid '{param}': {expected}, got {given}.", param, "invalid_value")
+        given = f", got {shown(_at(json.loads(body), param))}"
+    except (ValueError, LookupError, TypeError, RecursionError):
+        # Followed by no JSON, a number of thousands of digits, or a field that is there twice.
+        given = ""
+    return InvalidRequest(f"Invalid '{param}': {expected}{given}.", param, "invalid_value")
 
 
 def _words_at(path: str) -> tuple[str, ...]:

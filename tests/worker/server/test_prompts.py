@@ -65,7 +65,9 @@ def test_a_conversation_that_the_template_refuses_is_the_client_s_error(api: Any
     assert "roles must alternate" in api.error_of(response)["message"]
 
 
-@pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt"])
+@pytest.mark.parametrize(
+    "name", ["self", "messages", "tools", "add_generation_prompt", "bos_token", "eos_token"]
+)
 def test_template_options_cannot_replace_the_request(api: Any, name: str) -> None:
     response = api.chat(chat_template_kwargs={name: 1})
 

@@ -1,5 +1,6 @@
 """The API over real connections; the engine follows a script."""
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -228,6 +229,10 @@ def test_a_model_that_is_not_served_is_not_found(api: Any) -> None:
         assert api.error_of(response)["code"] == "model_not_found"
         assert "'tiny' does" in api.error_of(response)["message"]
 
+    unknown = api.error_of(api.complete(model="x" * 1_000_000))["message"]
+    assert len(unknown) < 400
+    assert "'tiny' does" in unknown
+
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"temperature": NaN}'])
 def test_rubbish_is_refused(api: Any, body: bytes) -> None:
@@ -238,12 +243,22 @@ def test_rubbish_is_refused(api: Any, body: bytes) -> None:
         assert api.error_of(response)["code"] == "invalid_json"
 
 
+def test_responses_are_refused_in_their_own_words_whoever_refuses(api: Any) -> None:
+    asked = {"model": "tiny", "input": "x", "max_output_tokens": 1000}
+    error = api.error_of(api.post("/v1/responses", json.dumps(asked).encode()))
+
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    assert "lower 'max_output_tokens'" in error["message"]
+
+
 def test_what_is_not_served_says_so_in_the_api_s_form(api: Any) -> None:
     missing, wrong = api.get("/v1/embeddings"), api.get("/v1/completions")
 
     assert (missing.status_code, wrong.status_code) == (404, 405)
     assert api.error_of(missing)["code"] == "unknown_url"
+    assert "GET /openapi.json lists what is" in api.error_of(missing)["message"]
     assert wrong.headers["allow"] == "POST"
+    assert "use POST" in api.error_of(wrong)["message"]
 
 
 def test_more_than_the_queue_holds_is_refused_with_when_to_come_back(api: Any) -> None:
