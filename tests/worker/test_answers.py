@@ -90,7 +90,18 @@ def test_offsets_count_characters_and_go_on_over_chunks() -> None:
     shown = [*TOKENS[:5], b""]
     offsets = TextOffsets(shown.__getitem__)
 
-    assert [offsets.take(token) for token in (0, 1, 2, 3, 5, 0)] == [0, 2, 2, 3, 9, 9]
+    assert [offsets.take(token, "") for token in (0, 1, 2, 3, 5, 0)] == [0, 2, 2, 3, 9, 9]
+
+
+def test_special_tokens_have_their_place_in_an_echo_that_shows_them() -> None:
+    shown = [*TOKENS[:5], b""]
+
+    def offsets(echo: str) -> list[int]:
+        taken = TextOffsets(shown.__getitem__, echo)
+        return [taken.take(token, text) for token, text in ((5, "<a>"), (0, "Hi"), (5, "<a>"))]
+
+    assert offsets("<a>Hi") == [0, 3, 5]
+    assert offsets("Hi") == [0, 0, 2]
 
 
 def test_usage_adds_up() -> None:

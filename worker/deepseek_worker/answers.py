@@ -356,8 +356,9 @@ class TokenTexts:
         """Logprobs in the form of completions; `wanted` alternatives were asked for."""
         answer = CompletionLogprobs([], [], [] if wanted else None, [])
         for token_id, entry in entries:
-            answer.tokens.append(self.text(token_id))
-            answer.text_offset.append(offsets.take(token_id))
+            text = self.text(token_id)
+            answer.tokens.append(text)
+            answer.text_offset.append(offsets.take(token_id, text))
             answer.token_logprobs.append(None if entry is None else _finite(entry.logprob))
             if answer.top_logprobs is not None:
                 answer.top_logprobs.append(None if entry is None else self._by_text(entry))
@@ -390,17 +391,25 @@ class TokenTexts:
 
 
 class TextOffsets:
-    """Where in its answer's text each token begins, in characters."""
+    """Where in its answer's text each token begins, in characters.
 
-    def __init__(self, shown_bytes: Callable[[int], bytes]) -> None:
+    Args:
+        shown_bytes: What a token adds to a text; nothing, for special ones.
+        echo: The prompt before the answer, in which the client may have written special tokens.
+    """
+
+    def __init__(self, shown_bytes: Callable[[int], bytes], echo: str = "") -> None:
         self._shown_bytes = shown_bytes
+        self._echo = echo
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._offset = 0
 
-    def take(self, token_id: int) -> int:
-        """The offset of the answer's next token."""
+    def take(self, token_id: int, text: str) -> int:
+        """The offset of the answer's next token, which alone is written as `text`."""
         offset = self._offset
-        self._offset += len(self._decode(self._shown_bytes(token_id)))
+        shown = self._shown_bytes(token_id)
+        is_written = not shown and self._echo.startswith(text, offset)
+        self._offset += len(text if is_written else self._decode(shown))
         return offset
 
 

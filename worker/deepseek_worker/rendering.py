@@ -168,7 +168,7 @@ class CompletionRenderer:
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         self._no_usage: UnsetType | None = None if request.include_usage else UNSET
         self._echoes = dict(enumerate(echoes))
-        self._offsets = [TextOffsets(shown_bytes) for _ in echoes]
+        self._offsets = [TextOffsets(shown_bytes, echo) for echo in echoes]
 
     def events(self, pieces: Iterable[Piece]) -> bytes:
         """The events that bring `pieces`; none for what cannot be sent yet."""
