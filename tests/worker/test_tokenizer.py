@@ -1,5 +1,9 @@
 """Tokenizers and chat templates from a model's own files, of both kinds."""
 
+import itertools
+import threading
+import time
+
 import gguf
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
@@ -252,3 +256,24 @@ def test_the_trained_models_tokenizer_knows_its_template(trained_model):
     assert tokenizer.eos_token_ids == {2}
     prompt = tokenizer.apply_chat_template(USERS)
     assert prompt.endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
+    text = "hello world " * 100_000
+    ended_at = []
+
+    def encode():
+        tokenizer.encode(text)
+        ended_at.append(time.monotonic())
+
+    thread = threading.Thread(target=encode)
+    begun_at = time.monotonic()
+    thread.start()
+    moments = [time.monotonic()]
+    while thread.is_alive():
+        time.sleep(0.001)
+        moments.append(time.monotonic())
+    thread.join()
+
+    longest = max(later - earlier for earlier, later in itertools.pairwise([begun_at, *moments]))
+    assert longest < (ended_at[0] - begun_at) / 2

@@ -8,6 +8,7 @@ the name of its pre-tokenizer, from which the same tokenizer is built.
 import datetime
 import functools
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from deepseek_worker.errors import BrokenCheckpoint, ModelNotFound, TemplateError, UnsupportedModel
 from deepseek_worker.weights.files import find_model
 from deepseek_worker.weights.gguf_file import GgufFile, open_gguf
+
+# The library reads it with every batch; ours have one text each, which more threads cannot share.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # llama.cpp's kinds of tokens.
 CONTROL, USER_DEFINED = 3, 4
@@ -74,7 +78,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; with the begin token where the model wants one."""
-        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the library's ways to do it, those for batches alone let other threads run meanwhile.
+        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         if add_special_tokens and self._bos_id is not None and ids[:1] != [self._bos_id]:
             return [self._bos_id, *ids]
         return ids
