@@ -1,6 +1,8 @@
 """Connections end after some requests or some time, and never within an answer."""
 
 import gc
+import itertools
+import json
 import re
 import socket
 import struct
@@ -8,6 +10,8 @@ import time
 from typing import Any
 
 import pytest
+
+from deepseek_worker.connections import MAX_HEAD_BYTES
 
 
 def ask(api: Any, connection: socket.socket, **body: Any) -> tuple[bytes, bytes]:
@@ -96,6 +100,46 @@ def test_a_connection_on_which_nobody_asks_is_closed(scripted: Any) -> None:
             assert silent.recv(1) == b""
             assert slow.recv(1) == b""
             assert ask(api, used)
+
+
+@pytest.mark.parametrize("size", [200, 70_000])
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_an_offer_of_another_protocol_is_passed_over(
+    scripted: Any, framing: str, size: int
+) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 3, "user": "u" * size})
+    framed = f"content-length: {len(body)}\r\n\r\n{body}"
+    if framing == "chunked":
+        framed = f"transfer-encoding: chunked\r\n\r\n{len(body):x}\r\n{body}\r\n0\r\n\r\n"
+    offering = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\n"
+        f"upgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\n{framed}"
+    ).encode()
+    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with scripted.running() as api:
+        for cuts in ([], [100], [len(offering) - 150, len(offering) - 1]):
+            with api.connect() as connection:
+                for begin, end in itertools.pairwise([0, *cuts, len(offering)]):
+                    connection.sendall(offering[begin:end])
+                    time.sleep(0.02)
+                connection.sendall(offering + last)
+                answers = b"".join(iter(lambda: connection.recv(65536), b""))
+
+            assert answers.count(b"HTTP/1.1 200 OK") == 3
+            assert answers.count(b'"text":"abc"') == 2
+            assert b'"version"' in answers
+
+
+def test_a_head_that_does_not_end_is_refused(scripted: Any) -> None:
+    begun = b"GET /version HTTP/1.1\r\nhost: x\r\nx: "
+    with scripted.running() as api, api.connect() as within, api.connect() as beyond:
+        for connection, rest in ((within, b"\r\n\r\n"), (beyond, b"a")):
+            connection.sendall(begun + b"a" * (MAX_HEAD_BYTES - len(begun)))
+            time.sleep(0.1)
+            connection.sendall(rest)
+
+        assert within.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        assert b"The head of a request may have 65536 bytes" in beyond.recv(65536)
 
 
 def test_open_connections_are_counted_so_that_an_end_can_wait_for_them(scripted: Any) -> None:
