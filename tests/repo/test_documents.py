@@ -114,7 +114,7 @@ def test_programs_and_targets_that_are_named_exist() -> None:
 
     missing = [
         f"{name}: {path}"
-        for name, path in found(r"\bpython ((?:benchmarks|tools)/[\w./]+)")
+        for name, path in found(r"\bpython3? ((?:benchmarks|tools)/[\w./]+)")
         if not (ROOT / path.rstrip(".")).exists()
     ]
     missing += [
