@@ -24,11 +24,11 @@ HEAD = """\
 <!-- Generated from benchmarks/results by tools/generate.py; do not edit. -->
 # Measured figures
 
-The command above each table measures it, with the packages of `make setup` and `.
-.venv/bin/activate`; anyone can repeat it. A bar is what a figure has to reach; a figure that does
-not is shown as missed. Ceilings are what the machine itself reached in the same run. A row whose
-code has changed since says so. A commit that a result file names and the history lacks is of
-earlier code, which was changed before it was committed here.
+The command above each table measures it, with the packages that `make setup` puts into `.venv`;
+anyone can repeat it. A bar is what a figure has to reach; a figure that does not is shown as
+missed. Ceilings are what the machine itself reached in the same run. A row whose code has changed
+since says so. A commit that a result file names and the history lacks is of earlier code, which
+was changed before it was committed here.
 """
 
 
