@@ -10,6 +10,7 @@ github.com/Project-HAMi/HAMi, docs/develop/protocol.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -393,16 +394,18 @@ def _shared_out(register: str, slots: int) -> NodeDevices:
 
 def _registered_mebibytes(register: str) -> list[int]:
     """MiB of each healthy card, from both forms of HAMi's annotation: JSON and the older one."""
-    try:
+    with contextlib.suppress(ValueError, LookupError, TypeError, OverflowError, RecursionError):
         if register.lstrip().startswith("["):
-            return [int(card["devmem"]) for card in json.loads(register) if card["health"]]
-        cards = [text.split(",") for text in register.split(":") if text.strip()]
-        # id, share count, MiB, cores, type, numa, health
-        return [int(card[2]) for card in cards if card[6].strip() == "true"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise _ContradictionError(
-            f"its annotation {HAMI_ANNOTATION} is not understood: {register[:80]!r}."
-        ) from None
+            sizes = [int(card["devmem"]) for card in json.loads(register) if card["health"]]
+        else:
+            cards = [text.split(",") for text in register.split(":") if text.strip()]
+            # id, share count, MiB, cores, type, numa, health
+            sizes = [int(card[2]) for card in cards if card[6].strip() == "true"]
+        if all(size >= 0 for size in sizes):
+            return sizes
+    raise _ContradictionError(
+        f"its annotation {HAMI_ANNOTATION} is not understood: {register[:80]!r}."
+    )
 
 
 def _profile(text: str) -> str:
@@ -428,7 +431,8 @@ def _number(labels: Mapping[str, str], key: str) -> int | None:
 
 
 def _agree(label: str, mebibytes: int, gigabytes: int, named_by: str) -> None:
-    if not _LEAST_OF_NAME <= mebibytes / (gigabytes * 1024) <= _MOST_OF_NAME:
+    named = gigabytes * 1024
+    if not 0 < named * _LEAST_OF_NAME <= mebibytes <= named * _MOST_OF_NAME:
         raise _ContradictionError(
             f"{label} is {mebibytes} MiB, and {named_by} says {gigabytes} GB."
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from deepseek_operator.api import Api
-from deepseek_operator.errors import ApiError, ConflictError, LeaseLostError
+from deepseek_operator.errors import ApiError, ConflictError, LeaseLostError, NotFoundError
 from deepseek_operator.kinds import LEASE, Manifest
 from deepseek_operator.settings import Settings
 
@@ -178,7 +178,12 @@ class Lease:
             self._lease = await self._api.create(LEASE, manifest)
         else:
             manifest["metadata"] = {**self._lease["metadata"], "ownerReferences": self._owners}
-            self._lease = await self._api.replace(LEASE, manifest)
+            try:
+                self._lease = await self._api.replace(LEASE, manifest)
+            except NotFoundError:
+                # Somebody deleted it: the next try makes another one.
+                self._lease = None
+                raise
 
 
 def _owners(settings: Settings) -> list[Manifest]:

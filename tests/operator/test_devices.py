@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepseek_contract.deployment import Gpu
 from deepseek_operator.devices import (
@@ -176,6 +178,10 @@ CONTRADICTIONS = {
     "memory of another card": (
         H200 | {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}, "says 40 GB",
     ),
+    "a card of nothing": (H200 | {"nvidia.com/gpu.product": "NVIDIA-X-0GB"}, "says 0 GB"),
+    "a slice of nothing": (
+        SINGLE | {"nvidia.com/gpu.product": "NVIDIA-H200-MIG-1g.0gb"}, "says 0 GB",
+    ),
     "a profile that is none": (
         SINGLE | {"nvidia.com/gpu.product": "NVIDIA-H200-MIG-small"}, "no MIG profile",
     ),
@@ -208,8 +214,42 @@ def test_slices_that_contradict_their_labels_are_not_offered(
     assert words in slices(labels, "nvidia.com/mig-1g.18gb", 7).problem
 
 
-def test_an_annotation_of_hami_that_is_not_understood_is_said() -> None:
-    assert "not understood" in node({}, {HAMI_ANNOTATION: "[{}]"}, gpu=1).problem
+@pytest.mark.parametrize(
+    "register",
+    [
+        "[{}]",
+        "[null]",
+        "[" * 5000,
+        '[{"devmem": 1e999, "health": true}]',
+        '[{"devmem": -1, "health": true}]',
+        "GPU-1,10,-1,100,NVIDIA-H100,0,true:",
+        "GPU-1,10",
+    ],
+)
+def test_an_annotation_of_hami_that_is_not_understood_is_said(register: str) -> None:
+    assert "not understood" in node({}, {HAMI_ANNOTATION: register}, gpu=1).problem
+
+
+LABELS = tuple({**SINGLE, **MIXED, "nvidia.com/mig-1g.0gb.memory": ""})
+VALUES = st.sampled_from(
+    ("0", "1", "143771", "-1", "x", "single", "NVIDIA-A100-SXM4-40GB", "X-0GB", "X-MIG-1g.0gb")
+) | st.text(max_size=8)
+NAMES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.0gb", "nvidia.com/mig-")
+
+
+@given(
+    st.dictionaries(st.sampled_from(LABELS), VALUES),
+    st.dictionaries(st.just(HAMI_ANNOTATION), st.text("[]{}:,-19\"e true")),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(0, 2**63 - 1)),
+)
+def test_whatever_a_node_says_of_itself_the_others_are_counted(
+    labels: dict[str, str], annotations: dict[str, str], allocatable: dict[str, int]
+) -> None:
+    """One node that nobody thought of would end the sharing of all others."""
+    found = devices_of("node1", labels, annotations, allocatable)
+
+    assert all(pool.count > 0 for pool in found.pools)
+    assert supply_of([found, node(H200, gpu=8)]).total_bytes >= 8 * 143771 * MIB
 
 
 def test_the_cluster_is_the_sum_of_its_nodes_without_those_that_contradict() -> None:

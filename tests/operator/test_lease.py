@@ -227,6 +227,19 @@ class TestHolding:
 
         assert len(server.writes) > 1
 
+    async def test_one_that_was_deleted_is_made_again(self) -> None:
+        server = LeaseServer()
+
+        async with api_of(server, SETTINGS) as (api, _):
+            lease = Lease(api, SETTINGS)
+            await lease.acquire()
+            server.lease = None
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(lease.hold(), 2.5)
+
+        assert server.lease is not None
+        assert server.lease["spec"]["holderIdentity"] == "me"
+
     async def test_releasing_lets_the_next_one_start(self) -> None:
         server = LeaseServer()
 
