@@ -69,6 +69,8 @@ class Controller:
             if settings.is_cluster_wide
             else None
         )
+        self._uids: dict[Name, str] = {}
+        """Of whom everything below is remembered: another one may get the name at any moment."""
         self._memories: dict[Name, Memory] = {}
         """What the last decisions about tiers left, until the status has it."""
         self._promises: dict[Name, tuple[tuple[str, Units], ...]] = {}
@@ -155,11 +157,12 @@ class Controller:
         owner = self.cluster.owner(name)
         if owner is None:
             self._forget(name)
-            self._metrics.forget(*name)
-            if self.tenancy is not None:
-                self.tenancy.forget(name)
-            self.queue.forget(name)
             return None
+        uid = owner["metadata"]["uid"]
+        if self._uids.get(name, uid) != uid:
+            # It was deleted and made again before anybody looked.
+            self._forget(name)
+        self._uids[name] = uid
         now = datetime.now(UTC)
         try:
             spec = DeepSeekDeploymentSpec.from_stored(owner.get("spec") or {})
@@ -170,7 +173,7 @@ class Controller:
             )
             return await self._tell(name, invalid_status(Observed(owner), problem, now), 0)
         observed = await self.cluster.observe(name, spec)
-        if observed is None:
+        if observed is None or observed.identity.uid != uid:
             return None
         observed = self._within_share(name, observed)
         refusals: list[Refusal] = []
@@ -187,7 +190,7 @@ class Controller:
             refusals, failure = await self.cluster.carry_out(name, todo)
             has_written = True
             later = self.cluster.glance(name, spec, observed)
-            if later is None:
+            if later is None or later.identity.uid != uid:
                 return None
             observed = replace(self._within_share(name, later), ready_nodes=observed.ready_nodes)
         status = status_of(spec, observed, todo, refusals, now)
@@ -252,11 +255,17 @@ class Controller:
         return promised
 
     def _forget(self, name: Name) -> None:
+        """Whoever had the name is gone."""
+        self._uids.pop(name, None)
         self._written_at.pop(name, None)
         self._memories.pop(name, None)
         self._promises.pop(name, None)
         self._settling.discard(name)
         self._waiting_for_capacity.discard(name)
+        self._metrics.forget(*name)
+        if self.tenancy is not None:
+            self.tenancy.forget(name)
+        self.queue.forget(name)
 
     async def _tell(self, name: Name, status: dict[str, Any], wanted: int) -> float | None:
         """Write a status that differs, but not too often, and less so if only words differ.

@@ -239,7 +239,7 @@ NAMES = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.0gb", "nv
 
 @given(
     st.dictionaries(st.sampled_from(LABELS), VALUES),
-    st.dictionaries(st.just(HAMI_ANNOTATION), st.text("[]{}:,-19\"e true")),
+    st.dictionaries(st.just(HAMI_ANNOTATION), st.text('[]{}:,-19"e true')),
     st.dictionaries(st.sampled_from(NAMES), st.integers(0, 2**63 - 1)),
 )
 def test_whatever_a_node_says_of_itself_the_others_are_counted(
