@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,41 @@ def test_names_and_labels_are_legal_for_every_release(
         assert SERVICE_NAME.match(name.removeprefix(f"{namespace}-")[:63]), name
         for value in manifest["metadata"]["labels"].values():
             assert LABEL.match(value), value
+
+
+NUMBERS = (
+    "--set-json=settings.watchNamespaces=" + '["1", "1e3", "true"]',
+    "--set-string=serviceAccount.name=5,priorityClassName=7,nameOverride=true,fullnameOverride=null",
+)
+
+
+@pytest.mark.parametrize("scope", ["cluster", "namespaced"])
+def test_names_that_yaml_reads_as_something_else_stay_text(chart: Any, scope: str) -> None:
+    watched, names = NUMBERS
+    flags = ("--set=scope=namespaced", watched) if scope == "namespaced" else ()
+    manifests = chart.render(
+        WITHOUT_CRDS, *EVERYTHING, names, *flags, release="123", namespace="2024"
+    )
+
+    assert only(manifests, "Deployment")["metadata"] | {"labels": {}} == {
+        "name": "null", "namespace": "2024", "labels": {},
+    }  # fmt: skip
+    for place, value in texts(manifests):
+        assert isinstance(value, str), place
+
+
+def texts(part: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is a name, a namespace or a label."""
+    named = {"name", "namespace", "serviceAccountName", "priorityClassName"}
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        path = f"{place}/{key}"
+        if key in named:
+            yield path, value
+        elif key in {"labels", "matchLabels", "matchNames"}:
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{path}/{entry}", text) for entry, text in entries)
+        elif isinstance(value, dict | list):
+            yield from texts(value, path)
 
 
 def test_a_name_of_its_own_is_the_name(chart: Any) -> None:

@@ -30,8 +30,8 @@ within 63.
 {{- end -}}
 
 {{- define "deepseek-operator.selector" -}}
-app.kubernetes.io/name: {{ include "deepseek-operator.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "deepseek-operator.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "deepseek-operator.labels" -}}
