@@ -204,7 +204,8 @@ def foreign_pod(namespace: str, node_name: str) -> Manifest:
     }
     container = {
         "name": "c", "image": "x", "securityContext": security,
-        "resources": {"limits": {GPU: "3"}},
+        # The API server stores 1Pi.
+        "resources": {"limits": {GPU: "3", "memory": "1024Ti"}},
     }  # fmt: skip
     return {
         "apiVersion": "v1",
