@@ -6,6 +6,7 @@ Thin: bodies are read by `openai.py`, answers are grown by `generation.py` and w
 
 import asyncio
 import logging
+import string
 import time
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import quote
 
 from msgspec import Struct
 from starlette.applications import Starlette
@@ -116,9 +118,9 @@ class Worker:
 
     def identity(self, adapter: str | None = None) -> dict[str, str]:
         """Headers that say which model or adapter answers, and whether another one was meant."""
-        headers = {"x-deepseek-model": adapter or self.model_id}
+        headers = {"x-deepseek-model": _header(adapter or self.model_id)}
         if self.config.instead_of is not None:
-            headers["x-deepseek-degraded"] = self.config.instead_of
+            headers["x-deepseek-degraded"] = _header(self.config.instead_of)
         return headers
 
     @property
@@ -432,6 +434,11 @@ class Api:
                 "Request failed", extra={"path": request.scope["path"], "error": str(error)}
             )
         return _json(body, status, headers)
+
+
+def _header(name: str) -> str:
+    """A name as a header can hold it, percent-encoded where it is more than plain ASCII."""
+    return quote(name, safe=f" {string.punctuation}")
 
 
 def _bearer(request: Request) -> str:

@@ -382,6 +382,21 @@ def test_a_fallback_says_that_it_is_one_and_what_it_cannot_do(scripted: Any) -> 
     assert "degraded" not in wrong.json()["error"]["message"]
 
 
+def test_names_beyond_ascii_are_served_and_percent_encoded_in_headers(scripted: Any) -> None:
+    names = {"served_model_name": "模型", "model_id": "org/模型 2", "instead_of": "grösser"}
+    with scripted.running(**names) as server:
+        answers = [
+            server.complete(model="模型", max_tokens=1),
+            server.complete(model="模型", max_tokens=1, stream=True),
+            server.complete(model="x"),
+        ]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 404]
+    for answer in answers:
+        assert answer.headers["x-deepseek-model"] == "org/%E6%A8%A1%E5%9E%8B 2"
+        assert answer.headers["x-deepseek-degraded"] == "gr%C3%B6sser"
+
+
 def test_a_model_that_is_meant_says_nothing_of_degrading(api: Any) -> None:
     response = api.complete(max_tokens=10_000)
 
