@@ -226,16 +226,11 @@ def recent_switches(case: Case) -> list[Switch]:
     found = {switch.pod: switch for switch in _stored_switches(case.status)}
     for pod in case.quarantined:
         name = pod["metadata"]["name"]
-        annotations = pod["metadata"].get("annotations") or {}
-        found.setdefault(
-            name,
-            Switch(
-                quarantined_at(pod, case.now),
-                name,
-                _node(pod),
-                annotations.get(CAUSE_ANNOTATION, "NodeSilent"),
-            ),
-        )
+        cause = (pod["metadata"].get("annotations") or {}).get(CAUSE_ANNOTATION)
+        if cause not in CAUSES:
+            # A person put the pod there.
+            cause = "NodeSilent"
+        found.setdefault(name, Switch(quarantined_at(pod, case.now), name, _node(pod), cause))
     # A time in the future is a clock that was set back: it must not block for ever.
     recent = [s for s in found.values() if case.now - HOUR < s.time <= case.now + HOUR]
     return sorted(recent, key=lambda switch: (switch.time, switch.pod))

@@ -29,6 +29,7 @@ from deepseek_operator.workers import memory_status
 
 MESSAGE_LENGTH = 1024
 HISTORY_MESSAGE_LENGTH = 512
+SOURCE_LENGTH = 2048
 _PASSING = frozenset({"ModelLoading", "PodsNotReady", "RolloutInProgress"})
 """Troubles of pods that do not hold up a rollout but are part of it."""
 _ON_THE_WAY = frozenset(
@@ -457,7 +458,7 @@ def _active_model(spec: DeepSeekDeploymentSpec, observed: Observed) -> str | Non
     for tier in tiers_of(spec):
         if tier.model.source in sources:
             return tier.model.source
-    return next((source for source in sources if source), None)
+    return next((source[:SOURCE_LENGTH] for source in sources if source), None)
 
 
 def _serves(template: Manifest, source: str) -> bool:

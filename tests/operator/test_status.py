@@ -8,6 +8,7 @@ from scenes import CPU, HUB, NOW, Simulation, condition, ended, pod_of, unschedu
 from deepseek_contract.status import REASONS, DeepSeekDeploymentStatus
 from deepseek_operator.kinds import Reference
 from deepseek_operator.plan import Observed
+from deepseek_operator.recovery import CAUSE_ANNOTATION, QUARANTINE_LABEL, REASON_ANNOTATION
 from deepseek_operator.status import Refusal, invalid_status, is_transition, notes, status_of
 
 SOURCE = "deepseek.dev/model-source"
@@ -242,6 +243,20 @@ class TestCounts:
 
 
 class TestHistory:
+    def test_what_people_write_on_pods_keeps_the_status_as_the_contract_allows(self) -> None:
+        """The API server would refuse all of it, for as long as the pod is there."""
+        cluster = settled()
+        cluster.roll_out()
+        odd = {SOURCE: "x" * 3000, CAUSE_ANNOTATION: "the GPU's fan", REASON_ANNOTATION: "y" * 5000}
+        cluster.pods = [pod_of(ready=True, annotations=odd)]
+        labels = {QUARANTINE_LABEL: "chat"}
+        cluster.quarantined = [pod_of("sick", labels=labels, annotations=odd, node="a")]
+
+        found = DeepSeekDeploymentStatus.parse(status(cluster))
+
+        assert found.recovery is not None
+        assert found.recovery.switches is not None
+
     def test_a_transition_time_moves_only_with_the_status(self) -> None:
         cluster = settled()
         cluster.now = NOW + timedelta(minutes=5)
