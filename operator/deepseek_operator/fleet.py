@@ -35,6 +35,8 @@ Units: TypeAlias = Mapping[str, int]
 
 CPU = "cpu"
 PODS = "pods"
+FORGOTTEN_SHAPES = 1024
+"""Requests that no pod has any more, of which so many are kept at most besides those in use."""
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
 """Pods in these hold nothing any more."""
 _REPELLING = frozenset({"NoSchedule", "NoExecute"})
@@ -241,8 +243,7 @@ class Fleet:
         spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
         if status.get("phase") in ENDED_PHASES:
             return None
-        shape = tuple(sorted({**requests_of(spec), PODS: 1}.items()))
-        requests = self._shapes.setdefault(shape, MappingProxyType(dict(shape)))
+        requests = self._shared(tuple(sorted({**requests_of(spec), PODS: 1}.items())))
         namespace = sys.intern(manifest["metadata"]["namespace"])
         labels = manifest["metadata"].get("labels") or {}
         is_ours = labels.get(MANAGED_BY_LABEL) == MANAGED_BY and TIER_LABEL in labels
@@ -253,6 +254,15 @@ class Fleet:
             sys.intern(labels.get(DEPLOYMENT_LABEL, "")) if is_ours else "",
             sys.intern(labels[TIER_LABEL]) if is_ours else "",
         )
+
+    def _shared(self, shape: tuple[tuple[str, int], ...]) -> Units:
+        """The same requests as those of other pods, kept once."""
+        if shape not in self._shapes:
+            if len(self._shapes) >= 2 * len(self._loads) + FORGOTTEN_SHAPES:
+                used = (load.requests for load in self._loads.values())
+                self._shapes = {tuple(requests.items()): requests for requests in used}
+            self._shapes[shape] = MappingProxyType(dict(shape))
+        return self._shapes[shape]
 
     def _count(self, load: Load, sign: int) -> None:
         if not load.node:

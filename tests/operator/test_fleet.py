@@ -320,3 +320,17 @@ def test_a_large_cluster_takes_little_memory() -> None:
 
     assert fleet.free("node-1", GPU) == 0
     assert kept < 200 * 16 * 2**10
+
+
+def test_pods_that_come_and_go_leave_no_memory_behind() -> None:
+    """Each asks for something else, as an autoscaler of requests has it."""
+    fleet = fleet_of(node(), pod("stays", gpus=3))
+    tracemalloc.start()
+    for number in range(10_000):
+        fleet.notice_pod("ADDED", pod("comes", gpus=1, overhead={"memory": str(number)}))
+        fleet.notice_pod("DELETED", pod("comes"))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert fleet.free("a", GPU) == 5
+    assert kept < 2 * 2**20
