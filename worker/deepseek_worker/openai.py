@@ -347,8 +347,8 @@ class DetokenizeRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def _is_token_ids(items: list[Any]) -> bool:
-    # bool is a kind of int, but true is no token.
-    return all(type(item) is int for item in items)
+    # bool is a kind of int, but true is no token. There may be millions.
+    return set(map(type, items)) <= {int}
 
 
 def _template_message(message: Message) -> dict[str, Any]:

@@ -199,8 +199,9 @@ class Api:
         asked = parse_completion(await self._admit(request))
         adapter = self._require_model(asked.model)
         model = await self._worker.loaded_model()
-        token_ids = await self._unhurried(asked, prompts.encode_prompts, model, asked.prompts)
-        echoes = [prompts.echo(model, prompt) if asked.echo else "" for prompt in asked.prompts]
+        given = asked.prompts
+        token_ids = await self._unhurried(asked, prompts.encode_prompts, model, given)
+        echoes = [prompts.echo(model, prompt) if asked.echo else "" for prompt in given]
         head = self._head("cmpl", adapter)
         structure = await self._compiled(completion_structure(asked))
         choices = prompts.choices(
