@@ -163,10 +163,14 @@ class View:
         return self.tier.name
 
     @property
+    def expected(self) -> int:
+        """Pods that it is to have now. A fallback may have found room for fewer than it wants."""
+        return self.wanted if self.tier.is_primary else (self.seen.asked or self.wanted)
+
+    @property
     def needed(self) -> int:
-        """Pods that have to answer. A fallback may have found room for fewer than it wants."""
-        most = self.wanted if self.tier.is_primary else (self.seen.asked or self.wanted)
-        return max(1, min(self.tier.spec.min_available, most))
+        """Pods that have to answer."""
+        return max(1, min(self.tier.spec.min_available, self.expected))
 
     @property
     def is_active(self) -> bool:
@@ -193,14 +197,24 @@ class View:
         down = list(seen.down_since)
         if seen.over_quota_since is not None:
             lacking.append(seen.over_quota_since)
-            down += [seen.over_quota_since] * max(0, self.wanted - seen.num_pods)
+            down += [seen.over_quota_since] * max(0, self.expected - seen.num_pods)
         if seen.num_ready >= self.needed or not lacking:
             return None
-        # Too few answer since so many were down that fewer than needed were left.
-        enough = max(0, min(self.wanted - self.needed, len(down) - 1))
-        since = max(min(lacking), sorted(down)[enough] if down else min(lacking))
+        since = max(min(lacking), self._too_few_since(down))
         # A pod of its own that is ending may be what the new one waits for.
         return max(since, seen.leaves_at) if seen.leaves_at is not None else since
+
+    @property
+    def stuck_since(self) -> datetime | None:
+        """Since when too few pods answer and waiting alone does not help."""
+        if self.is_hopeless:
+            return self._too_few_since(self.seen.down_since)
+        return self.starved_since
+
+    def _too_few_since(self, down: Iterable[datetime]) -> datetime:
+        """Since when so many are down that fewer than needed are left."""
+        times = sorted(down)
+        return times[max(0, min(self.expected - self.needed, len(times) - 1))]
 
     @property
     def lack(self) -> str:
@@ -242,6 +256,13 @@ class Room:
                     back[node][resource] += amount * number
         return self._fleet.place(self._wishes[view.name], self._promised, back) is not None
 
+    def less(self, places: Iterable[tuple[str, Units]]) -> Room:
+        """What is left when units on some nodes are promised as well."""
+        promised = self._taken()
+        for node, amounts in places:
+            promised[node].update(amounts)
+        return Room(self._wishes, self._fleet, promised)
+
     def requests(self, view: View) -> Units:
         """What one pod of a tier asks for."""
         wish = self._wishes.get(view.name)
@@ -252,12 +273,19 @@ class Room:
         if self._fleet is None:
             return []
         wish = self._wishes[view.name]
-        taken = {node: Counter(amounts) for node, amounts in self._promised.items()}
+        taken = self._taken()
         found: list[tuple[str, Units]] = []
         for _ in range(most):
             node = self._fleet.place(wish, taken)
             if node is None:
                 break
             found.append((node, wish.requests))
-            taken.setdefault(node, Counter()).update(wish.requests)
+            taken[node].update(wish.requests)
         return found
+
+    def _taken(self) -> defaultdict[str, Counter[str]]:
+        """What was promised, to add to."""
+        taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for node, amounts in self._promised.items():
+            taken[node].update(amounts)
+        return taken

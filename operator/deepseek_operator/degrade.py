@@ -10,7 +10,7 @@ The rules, in the order in which `decide` asks:
    for `degrade.afterSeconds`. The first fallback that fits is started (`fallbacks`).
 3. On a fallback (`promote`): the primary's pods stay pending, so that the scheduler decides when
    they fit, and a tier goes when a better one has been ready for `promote.afterSeconds`. A fallback
-   that finds no place itself hands over to the next.
+   that finds no place itself, or cannot run, hands over to the next.
 4. A fallback that answers gets more of its pods, and a better fallback is started beside it, with
    units that the primary could not use even together with the fallback's own. Pods of a fallback
    beyond those that are needed go, one at a time, where the primary then fits.
@@ -54,11 +54,14 @@ def decide(case: Case) -> Decision:
 def _promises(case: Case, decision: Decision) -> tuple[tuple[str, Units], ...]:
     """What the fallbacks' pods that the scheduler has not placed yet will take of what is free."""
     promises: list[tuple[str, Units]] = []
+    room = case.room
     for view in case.fallbacks:
         asked = decision.replicas.get(view.name, 0)
         coming = (asked if view.most is None else min(asked, view.most)) - view.seen.num_placed
         if coming > 0 and view.seen.over_quota_since is None:
-            promises += case.room.places(view, coming)
+            places = room.places(view, coming)
+            promises += places
+            room = room.less(places)
     return tuple(promises)
 
 

@@ -17,6 +17,7 @@ from deepseek_operator.degrade_case import (
     refused,
     started,
 )
+from deepseek_operator.pods import sentence
 from deepseek_operator.tiers import PRIMARY
 
 
@@ -79,7 +80,7 @@ def start(case: Case, chosen: View, words: str, *, primary_gives_way: bool = Fal
     # Pods of a fallback that wait would take the units that the primary waits for.
     fitting = len(room.places(chosen, chosen.wanted)) if room.is_known else chosen.needed
     replicas[chosen.name] = max(1, fitting)
-    message = f"Fallback {names([chosen])} is being started, since {words}."
+    message = sentence(f"Fallback {names([chosen])} is being started, since {words}")
     return Decision(replicas, True, "FallbackStarting", message, memory, LOOK_AGAIN_SECONDS)
 
 
@@ -88,7 +89,7 @@ def no_capacity(case: Case, words: str, replicas: Mapping[str, int]) -> Decision
     not_there = [view.name for view in case.fallbacks if not view.may_start]
     extra = f" Models of {', '.join(not_there)} are not there yet." if not_there else ""
     message = (
-        f"Neither the primary nor any fallback fits: {words}. No node that the pods may use has"
-        f" enough free units.{extra} Free some, add nodes, or add a smaller fallback."
+        f"{sentence(f'Neither the primary nor any fallback fits: {words}')} No node that the pods"
+        f" may use has enough free units.{extra} Free some, add nodes, or add a smaller fallback."
     )
     return Decision.until_capacity(replicas, "NoCapacity", message, case.memory)

@@ -27,6 +27,7 @@ from deepseek_operator.degrade_case import (
     started,
 )
 from deepseek_operator.fallbacks import first_that_fits, no_capacity, primary_serves, start
+from deepseek_operator.pods import sentence
 from deepseek_operator.tiers import PRIMARY
 
 
@@ -91,8 +92,9 @@ def _primary_beside(case: Case) -> tuple[int, Memory]:
         return primary.wanted, replace(memory, next_attempt=None)
     is_enough = any(view.ready_since for view in case.active)
     is_refused = any(view.seen.over_quota_since for view in case.active)
-    holds_quota = is_refused and seen.down_since and not is_enough
-    if seen.over_quota_since is not None or holds_quota:
+    is_starved = any(view.starved_since for view in case.active)
+    is_in_the_way = (is_refused and seen.down_since) or (is_starved and primary.is_hopeless)
+    if seen.over_quota_since is not None or (is_in_the_way and not is_enough):
         return seen.num_ready, refused(case, memory)
     return primary.wanted, memory
 
@@ -111,37 +113,65 @@ def _promoting(case: Case, replicas: Mapping[str, int], memory: Memory) -> Decis
 
 
 def _fallback_missing(case: Case, replicas: dict[str, int], memory: Memory) -> Decision:
-    """The fallback does not answer yet; if it finds no place, another one may."""
+    """No fallback answers yet; where the last one finds no place or cannot run, another one may."""
     current = case.active[-1]
-    since = current.starved_since
+    since = current.stuck_since
     if since is None:
         message = f"Fallback {names(case.active)} is being started."
         return Decision(replicas, True, "FallbackStarting", message, memory, LOOK_AGAIN_SECONDS)
-    words = current.lack
-    due = since + case.rules.degrade_after
-    wait = (due - case.now).total_seconds()
-    if wait > 0:
-        message = f"Fallback {current.name} finds no place: {words!r}."
-        return Decision.until_capacity(replicas, "FallbackStarting", message, memory, wait)
-    following = [view for view in case.fallbacks if view.tier.rank > current.tier.rank]
-    if case.room.fits(current) is False:
-        following += [view for view in case.fallbacks if view.tier.rank < current.tier.rank]
-    chosen = first_that_fits(case, following)
-    if chosen is None:
-        return replace(no_capacity(case, repr(words), replicas), memory=memory)
-    decision = start(case, chosen, f"fallback {current.name} finds no place: {words!r}")
-    # Nothing of the earlier fallback answers, so nothing is lost with it.
-    return replace(
-        decision,
-        replicas={PRIMARY: replicas[PRIMARY], chosen.name: decision.replicas[chosen.name]},
-        memory=replace(memory, since=case.now, fallback=chosen.name),
+    why = f"{current.name} {_plight(current)}"
+    waiting = Decision.until_capacity(
+        replicas, "FallbackStarting", sentence(f"Fallback {why}"), memory
     )
+    wait = (since + case.rules.degrade_after - case.now).total_seconds()
+    if wait > 0:
+        return replace(waiting, again_seconds=wait)
+    # A better one that was started beside it may still answer; with the rest nothing is lost.
+    coming = [view for view in case.active[:-1] if not _has_failed(case, view)]
+    going = [view for view in case.active if view not in coming]
+    following = [view for view in _following(case, current) if view not in coming]
+    chosen = first_that_fits(case, following, without=going)
+    if chosen is not None:
+        decision = start(case, chosen, f"fallback {why}")
+        kept = {view.name: replicas[view.name] for view in coming}
+        number = decision.replicas[chosen.name]
+        if current.is_hopeless and chosen.tier.rank < current.tier.rank:
+            memory = paused(case, memory)
+        return replace(
+            decision,
+            replicas={PRIMARY: replicas[PRIMARY], **kept, chosen.name: number},
+            memory=replace(memory, since=case.now, fallback=chosen.name),
+        )
+    if coming or (current.is_hopeless and not following):
+        return waiting
+    return replace(no_capacity(case, f"fallback {why}", replicas), memory=memory)
+
+
+def _following(case: Case, current: View) -> list[View]:
+    """The fallbacks that may take over from one that is stuck, in the order of trying."""
+    worse = [view for view in case.fallbacks if view.tier.rank > current.tier.rank]
+    better = [view for view in case.fallbacks if view.tier.rank < current.tier.rank]
+    if current.is_hopeless:
+        # Of several that cannot run none is tried again and again without a pause.
+        next_step = case.memory.next_step
+        may_go_back = next_step is None or next_step <= case.now
+    else:
+        may_go_back = case.room.fits(current) is False
+    return worse + better if may_go_back else worse
+
+
+def _plight(view: View) -> str:
+    """What keeps a fallback from answering, where waiting alone does not help."""
+    trouble = view.seen.trouble
+    if view.is_hopeless and trouble is not None:
+        return f"cannot run: {trouble.message}"
+    return f"finds no place: {view.lack!r}"
 
 
 def _waiting(case: Case, replicas: dict[str, int], memory: Memory) -> Decision:
     seen = case.primary.seen
     words = case.primary.lack or (seen.trouble.message if seen.trouble else "")
-    reason = f": {words!r}" if words else "."
+    reason = f": {words!r}." if words else "."
     message = (
         f"Fallback {names(case.active)} serves, {seen.num_ready} of {case.primary.wanted} pods of"
         f" the primary answer{reason}"

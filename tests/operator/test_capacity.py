@@ -11,6 +11,7 @@ from test_fleet import node
 
 from deepseek_operator.capacity import LEAVING_SECONDS, Room, Seen, View, see
 from deepseek_operator.fleet import Fleet, Wish
+from deepseek_operator.pods import Trouble
 from deepseek_operator.tiers import tiers_of
 
 
@@ -116,6 +117,19 @@ class TestView:
 
         assert view(0, 3, seen, replicas=3, minAvailable=2).starved_since == at(5)
 
+    def test_a_fallback_is_starved_since_too_few_of_those_that_it_has_answer(self) -> None:
+        """It wants four pods, found room for two and needs both."""
+        seen = Seen(asked=2, down_since=(at(1), at(50)), unschedulable_since=(at(1),))
+
+        assert view(1, 4, seen, replicas=4, minAvailable=2).starved_since == at(1)
+
+    def test_one_that_cannot_run_is_stuck_although_it_has_its_place(self) -> None:
+        trouble = Trouble("ModelTooLarge", "It needs 99 GiB.")
+        seen = Seen(asked=1, down_since=(at(1),), bound={"a": 1}, trouble=trouble)
+
+        assert view(1, 1, seen).stuck_since == at(1)
+        assert view(1, 1, seen).starved_since is None
+
     def test_its_own_pod_that_is_ending_is_waited_for(self) -> None:
         seen = Seen(asked=1, down_since=(NOW,), unschedulable_since=(NOW,), leaves_at=at(40))
 
@@ -140,6 +154,13 @@ class TestRoom:
         serving = view(1, 1, Seen(asked=1, bound={"a": 1}))
 
         assert self.room(gpus=2).fits(view(0, 1, Seen()), without=[serving]) is True
+
+    def test_less_what_others_of_the_object_will_take(self) -> None:
+        room, small = self.room(gpus=3), view(1, 1, Seen())
+
+        left = room.less(room.places(small, 1))
+
+        assert len(left.places(small, 5)) == 1
 
     def test_as_many_places_as_there_are(self) -> None:
         places = self.room(gpus=3).places(view(1, 5, Seen()), 5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from degrading import SMALL, START, TWO_GPUS, cluster, give_back, lose
-from scenes import NOW
+from scenes import NOW, spec_of
 from small_cluster import SmallCluster
 
 from deepseek_contract.status import REASONS, DeepSeekDeploymentStatus
@@ -150,6 +150,18 @@ class TestDegrade:
 
         assert made.tiers() == {"primary": 0}
         assert made.num_ready() == 0
+
+    def test_a_rollout_that_no_fallback_fits_for_waits_on_the_primary(self) -> None:
+        primary, fallback = tiers_of(spec_of(TWO_GPUS))
+        serves = View(primary, 1, Seen(exists=True, asked=1, ready_since=(NOW,)))
+        absent = View(fallback, 1, Seen(), may_start=False)
+        case = Case((serves, absent), Rules(), Room(), Memory(), NOW, rolls_via_fallback=True)
+
+        decision = decide(case)
+
+        assert (decision.reason, decision.replicas) == ("PrimaryServing", {"primary": 1})
+        assert decision.message == "The primary model serves; a change of it waits for free units."
+        assert decision.waits_for_capacity
 
     def test_the_recovery_ladder_may_ask_for_it_at_once(self) -> None:
         made = cluster()

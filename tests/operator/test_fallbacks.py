@@ -4,9 +4,17 @@ import copy
 from dataclasses import replace
 from datetime import timedelta
 
-from degrading import SMALL, START, cluster, lose
+from degrading import SMALL, START, TWO_GPUS, cluster, lose
+from scenes import NOW, spec_of
+from small_cluster import GPU, SmallCluster
+from test_fleet import node
 
+from deepseek_operator.capacity import Room, Seen, View
+from deepseek_operator.degrade import decide
+from deepseek_operator.degrade_case import Case, Memory, Rules
+from deepseek_operator.fleet import Fleet, Wish
 from deepseek_operator.plan import plan
+from deepseek_operator.tiers import tiers_of
 
 
 class TestRoom:
@@ -74,6 +82,37 @@ class TestRoom:
         assert (free.reason, promised.reason) == ("FallbackStarting", "NoCapacity")
         assert free.promises == (("a", {"nvidia.com/gpu": 1}),)
         assert promised.promises == ()
+
+    def test_two_fallbacks_are_not_promised_the_same_unit(self) -> None:
+        spec = spec_of(
+            {
+                **TWO_GPUS,
+                "fallbacks": [
+                    SMALL,
+                    {**SMALL, "name": "other", "model": {"source": "package://other"}},
+                ],
+            }
+        )
+        fleet = Fleet()
+        fleet.is_known = True
+        for name in ("a", "b"):
+            fleet.notice_node(None, node(name, gpus=1))
+        wish = Wish(requests={GPU: 1})
+        asked = Seen(exists=True, asked=1)
+        views = [View(tier, 1, asked) for tier in tiers_of(spec)]
+        room = Room({"small": wish, "other": wish}, fleet)
+
+        decision = decide(Case(tuple(views), Rules(pin="other"), room, Memory(), NOW))
+
+        assert decision.promises == (("a", {GPU: 1}), ("b", {GPU: 1}))
+
+    def test_somebody_elses_words_end_in_one_full_stop(self) -> None:
+        made = SmallCluster(copy.deepcopy(TWO_GPUS), too_large={"primary"})
+
+        made.until("FallbackStarting", 30)
+
+        assert made.message.endswith("It needs 99 GiB.")
+        assert not made.message.endswith("..")
 
     def test_a_promise_ends_when_the_pod_is_bound(self) -> None:
         made = cluster()

@@ -1,10 +1,12 @@
 """Back to the primary, on to another fallback, and more or better of one."""
 
+import copy
 import itertools
 from dataclasses import replace
 from typing import Any
 
-from degrading import CHAIN, SMALL, START, cluster, degraded, give_back, lose
+import pytest
+from degrading import CHAIN, MEDIUM, SMALL, START, TWO_GPUS, cluster, degraded, give_back, lose
 from small_cluster import DRAIN_SECONDS, SmallCluster
 
 from deepseek_operator.plan import plan
@@ -144,6 +146,118 @@ class TestPromote:
         assert 4 <= len(tries) <= 8
         assert pauses == sorted(pauses)
         assert waited <= 300 + START
+
+
+class TestHandOver:
+    """A fallback that does not answer either."""
+
+    @pytest.mark.parametrize("left", [3, 2], ids=["beside it", "in its place"])
+    def test_one_that_cannot_run_hands_over_to_the_next(self, left: int) -> None:
+        made = cluster(CHAIN, gpus={"a": 4}, too_large={"medium"})
+        lose(made, a=left)
+
+        while "small" not in made.tiers():
+            made.second()
+        told = made.message
+        made.until("FallbackServing")
+
+        assert made.tiers() == {"primary": 1, "small": 1}
+        assert made.num_ready("small") == 1
+        assert made.status["degrade"]["degradations"] == 1
+        assert "since fallback medium cannot run: Pod chat-medium-" in told
+
+    def test_where_there_is_no_next_it_is_told_why(self) -> None:
+        made = cluster(too_large={"small"})
+        lose(made, a=1)
+
+        made.run(300)
+
+        assert made.tiers() == {"primary": 1, "small": 1}
+        assert made.degraded == "FallbackStarting"
+        assert made.message.startswith("Fallback small cannot run: Pod chat-small-")
+        assert made.message.endswith("It needs 99 GiB.")
+
+    def test_the_last_one_hands_back_to_the_first_but_not_again_and_again(self) -> None:
+        made = cluster(CHAIN, gpus={"a": 4}, too_large={"medium", "small"})
+        lose(made, a=2)
+        made.until("FallbackStarting")
+        runs = [made.tiers()]
+        for _ in range(1800):
+            made.second()
+            if made.tiers() != runs[-1]:
+                runs.append(made.tiers())
+        made.too_large = {"small"}
+        made.until("FallbackServing", 900)
+
+        assert 6 <= len(runs) <= 14
+        assert made.tiers() == {"primary": 1, "medium": 1}
+
+    def test_where_the_next_does_not_fit_that_is_told(self) -> None:
+        document = {**CHAIN, "fallbacks": [SMALL, MEDIUM]}
+        made = cluster(document, gpus={"a": 4}, too_large={"small"})
+        lose(made, a=1)
+
+        made.until("NoCapacity", 200)
+
+        assert "fallback small cannot run" in made.message
+
+    def test_a_primary_that_never_runs_does_not_keep_the_fallbacks_place(self) -> None:
+        """It takes both units when it is tried again and the fallback's pod is lost."""
+        made = SmallCluster(copy.deepcopy(TWO_GPUS), too_large={"primary"}, gpus={"a": 2})
+        made.until("PromotionBlockedByFallback", 60)
+        made.run(40)
+        made.pods = [
+            p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != "small"
+        ]
+
+        made.run(60)
+
+        assert made.tiers()["small"] == 1
+        assert made.num_ready("small") == 1
+
+    def test_a_better_one_that_is_coming_is_waited_for(self) -> None:
+        made = cluster(CHAIN, gpus={"a": 4, "b": 4})
+        lose(made, a=1)
+        made.until("FallbackServing")
+        made.run(10)
+        made.broken = {"medium"}
+        made.taken["b"] = 2
+        made.run(120 + START)
+        made.taken["a"] = 4
+        made.pods = [
+            p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != "small"
+        ]
+
+        made.run(90)
+        waited = made.degraded
+        made.broken = set()
+        made.run(START)
+
+        assert waited == "FallbackStarting"
+        assert made.degraded == "FallbackServing"
+        assert made.num_ready("medium") == 1
+
+    def test_it_is_kept_while_another_one_is_started(self) -> None:
+        tiny = {"name": "tiny", "model": {"source": "package://tiny"}, "gpu": {"count": 1}}
+        small = {**SMALL, "gpu": {"count": 2}}
+        medium = {**MEDIUM, "gpu": {"count": 3}}
+        document = {"gpu": {"count": 4}, "fallbacks": [medium, small, tiny]}
+        made = cluster(document, gpus={"a": 4, "b": 4})
+        lose(made, a=2)
+        made.until("FallbackServing")
+        made.run(10)
+        made.broken = {"medium"}
+        made.taken["b"] = 1
+        made.run(120 + START)
+        made.taken["a"] = 3
+        made.pods = [
+            p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != "small"
+        ]
+
+        made.run(60 + 2 * START)
+
+        assert made.tiers() == {"primary": 1, "medium": 1, "tiny": 1}
+        assert made.num_ready("tiny") == 1
 
 
 class TestBetter:

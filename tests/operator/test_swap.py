@@ -59,6 +59,52 @@ def test_a_swap_that_fails_is_undone_and_tried_later() -> None:
     assert "could not take its place back" in str(made.status["history"])
 
 
+def test_a_primary_that_cannot_run_is_not_waited_for_in_a_swap() -> None:
+    document = {"promote": {"afterSeconds": 60, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.until("SwapInProgress")
+    made.too_large = {"primary"}
+
+    undone = made.until("FallbackStarting", 200)
+    made.until("PromotionBlockedByFallback")
+
+    assert undone <= DRAIN_SECONDS + START
+    assert "could not take its place back, Pod chat-primary-" in str(made.status["history"])
+
+
+def test_a_swap_whose_primary_is_refused_is_undone_once_the_fallback_has_drained() -> None:
+    made = cluster({"promote": {"afterSeconds": 60, "strategy": "swap"}}, quota=2)
+    lose(made, a=2, b=2)
+    made.taken_of_quota = 1
+    made.until("FallbackServing")
+    made.taken_of_quota = 0
+    made.until("SwapInProgress", 900)
+    made.taken_of_quota = 1
+
+    undone = made.until("FallbackStarting", 200)
+    made.until("FallbackServing")
+
+    assert undone <= 43 + 10
+    assert "could not take its place back, its pods are refused" in str(made.status["history"])
+
+
+def test_where_the_fallback_does_not_fit_any_more_either_both_are_waited_for() -> None:
+    document = {"promote": {"afterSeconds": 60, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.until("SwapInProgress")
+    made.taken = {"a": 2}
+
+    made.until("NoCapacity", 200)
+    attempts = made.status["degrade"]["attempts"]
+    made.taken = {"a": 1}
+    waited = made.until("FallbackServing")
+
+    assert attempts == 1
+    assert waited <= 2 * START
+
+
 def test_swaps_that_fail_again_and_again_are_tried_more_and_more_rarely() -> None:
     document = {"promote": {"afterSeconds": 30, "strategy": "swap"}}
     made = degraded(document, gpus={"a": 2})
