@@ -14,12 +14,13 @@ def write(path: Path, text: str, second: int) -> None:
 
 def test_each_line_is_accepted_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    write(path, "one\n\n two \n", 1)
+    write(path, "one\n\n two \nschlüssel\n", 1)
 
     secret = SecretFile(path, "--api-key-file")
 
-    accepted = [secret.accepts(token) for token in ("one", "two", "", "on", "one ", "ünf")]
-    assert accepted == [True, True, False, False, False, False]
+    tokens = ("one", "two", "schlüssel", "", "on", "one ", "ünf")
+    accepted = [secret.accepts(token.encode()) for token in tokens]
+    assert accepted == [True, True, True, False, False, False, False]
 
 
 def test_a_secret_that_changes_is_followed(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_a_secret_that_changes_is_followed(tmp_path: Path) -> None:
 
     write(path, "new", 2)
 
-    assert (secret.accepts("new"), secret.accepts("old")) == (True, False)
+    assert (secret.accepts(b"new"), secret.accepts(b"old")) == (True, False)
 
 
 def test_a_secret_that_is_being_replaced_keeps_its_last_value(tmp_path: Path) -> None:
@@ -38,19 +39,21 @@ def test_a_secret_that_is_being_replaced_keeps_its_last_value(tmp_path: Path) ->
     secret = SecretFile(path, "--api-key-file")
 
     write(path, "", 2)
-    empty = secret.accepts("old"), secret.accepts("")
+    empty = secret.accepts(b"old"), secret.accepts(b"")
+    path.write_bytes(b"\xff")
+    rubbish = secret.accepts(b"old"), secret.accepts(b"\xff")
     path.unlink()
-    gone = secret.accepts("old")
+    gone = secret.accepts(b"old")
 
-    assert (*empty, gone) == (True, False, True)
+    assert (*empty, *rubbish, gone) == (True, False, True, False, True)
 
 
-@pytest.mark.parametrize("content", [None, "", " \n"])
+@pytest.mark.parametrize("content", [None, b"", b" \n", b"key\xff\n"])
 def test_a_start_without_a_token_is_refused_by_the_flag_s_name(
-    tmp_path: Path, content: str | None
+    tmp_path: Path, content: bytes | None
 ) -> None:
     if content is not None:
-        (tmp_path / "keys").write_text(content)
+        (tmp_path / "keys").write_bytes(content)
 
     with pytest.raises(InvalidFlags, match=r"--api-key-file .*keys"):
         SecretFile(tmp_path / "keys", "--api-key-file")

@@ -18,25 +18,29 @@ class SecretFile:
             self._reload()
         except OSError as error:
             raise InvalidFlags(f"{flag} {path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidFlags(
+                f"{flag} {path} is not UTF-8 from byte {error.start} on; it must hold text, one "
+                "token a line"
+            ) from error
         if not self._lines:
             raise InvalidFlags(f"{flag} {path} is empty; it must hold one token a line")
 
     def lines(self) -> tuple[str, ...]:
         """The tokens; the last ones that could be read while the file is being replaced."""
-        with suppress(OSError):
+        with suppress(OSError, UnicodeDecodeError):
             if self._path.stat().st_mtime_ns != self._changed_at:
                 self._reload()
         return self._lines
 
-    def accepts(self, token: str) -> bool:
+    def accepts(self, token: bytes) -> bool:
         """Whether `token` is one of the lines; takes as long for a near miss as for a far one."""
-        given = token.encode()
-        matches = [hmac.compare_digest(given, line.encode()) for line in self.lines()]
+        matches = [hmac.compare_digest(token, line.encode()) for line in self.lines()]
         return any(matches)
 
     def _reload(self) -> None:
         changed_at = self._path.stat().st_mtime_ns
-        lines = tuple(filter(None, map(str.strip, self._path.read_text().splitlines())))
+        lines = tuple(filter(None, map(str.strip, self._path.read_text("utf-8").splitlines())))
         # A file that is empty for a moment must not open or close the door.
         self._lines = lines or self._lines
         self._changed_at = changed_at

@@ -157,7 +157,7 @@ class Api:
 
     def application(self) -> Starlette:
         """The ASGI application."""
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.one_model),
@@ -180,6 +180,9 @@ class Api:
                 Exception: _internal_error,
             },
         )
+        # A redirect would name the scheme and host that it sees, which a proxy may have changed.
+        app.router.redirect_slashes = False
+        return app
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
@@ -442,9 +445,10 @@ def _header(name: str) -> str:
     return quote(name, safe=f" {string.punctuation}")
 
 
-def _bearer(request: Request) -> str:
+def _bearer(request: Request) -> bytes:
+    """The token as it was sent: a header's bytes are UTF-8 or not, which is the client's choice."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
+    return token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
 
 
 def _json(body: Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:

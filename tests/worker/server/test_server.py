@@ -253,8 +253,10 @@ def test_responses_are_refused_in_their_own_words_whoever_refuses(api: Any) -> N
 
 def test_what_is_not_served_says_so_in_the_api_s_form(api: Any) -> None:
     missing, wrong = api.get("/v1/embeddings"), api.get("/v1/completions")
+    slash = api.post("/v1/completions/", b"{}")
 
-    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert (missing.status_code, slash.status_code, wrong.status_code) == (404, 404, 405)
+    assert "/v1/completions/ is not served here" in api.error_of(slash)["message"]
     assert api.error_of(missing)["code"] == "unknown_url"
     assert "GET /openapi.json lists what is" in api.error_of(missing)["message"]
     assert wrong.headers["allow"] == "POST"
@@ -409,7 +411,7 @@ def test_the_version_is_told(api: Any) -> None:
 
 
 def test_keys_and_tokens_are_asked_for(scripted: Any, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("sk-one\nsk-two\n")
+    (tmp_path / "keys").write_text("sk-one\nsk-two\nschlüssel\n", "utf-8")
     (tmp_path / "token").write_text("state\n")
     files = {"api_key_file": tmp_path / "keys", "state_token_file": tmp_path / "token"}
 
@@ -419,6 +421,9 @@ def test_keys_and_tokens_are_asked_for(scripted: Any, tmp_path: Path) -> None:
             server.get("/v1/models", headers=headers).status_code
             for headers in ({}, bearer["x"], bearer["state"], bearer["sk-two"])
         ]
+        beyond_ascii = server.get(
+            "/v1/models", headers={"authorization": "Bearer schlüssel".encode()}
+        )
         completion = server.complete()
         state = [
             server.get("/state", headers=headers).status_code
@@ -427,6 +432,7 @@ def test_keys_and_tokens_are_asked_for(scripted: Any, tmp_path: Path) -> None:
         free = [server.get(path).status_code for path in ("/health/live", "/metrics", "/version")]
 
     assert models == [401, 401, 401, 200]
+    assert beyond_ascii.status_code == 200
     assert completion.status_code == 401
     assert server.error_of(completion)["code"] == "invalid_api_key"
     assert completion.headers["www-authenticate"] == "Bearer"
