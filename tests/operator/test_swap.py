@@ -4,13 +4,13 @@ import itertools
 from datetime import timedelta
 
 import pytest
-from degrading import START, cluster, degraded, give_back, lose
-from scenes import NOW
+from degrading import START, TWO_GPUS, cluster, degraded, give_back, lose
+from scenes import NOW, spec_of
 from small_cluster import DRAIN_SECONDS, GPU
 
 from deepseek_operator.capacity import Room, Seen, View
 from deepseek_operator.degrade import decide
-from deepseek_operator.degrade_case import Case, Memory, Rules
+from deepseek_operator.degrade_case import Case, Decision, Memory, Rules
 from deepseek_operator.fleet import Wish
 from deepseek_operator.tiers import tiers_of
 
@@ -162,6 +162,27 @@ def test_it_is_in_the_way_no_more_once_others_are() -> None:
     assert made.degraded == "FallbackServing"
 
 
+OVER_GPUS = f"requested: requests.{GPU}=2, used: requests.{GPU}=1, limited: requests.{GPU}=2"
+
+
+def refused_beside_a_fallback(amounts: str, *, made_at: int) -> Decision:
+    """A quota refuses the primary at `NOW`, and a pod of the fallback was made seconds after it."""
+    primary, small = tiers_of(spec_of(TWO_GPUS))
+    moment = NOW + timedelta(seconds=made_at)
+    words = f"exceeded quota: team, {amounts}"
+    refused = Seen(exists=True, over_quota_since=NOW, over_quota=words)
+    serving = Seen(exists=True, asked=1, ready_since=(moment,), created_at=(moment,))
+    return decide(
+        Case(
+            views=(View(primary, 1, refused), View(small, 1, serving)),
+            rules=Rules(),
+            room=Room({"small": Wish(requests={GPU: 1})}),
+            memory=Memory("degraded", NOW, "small", next_attempt=NOW + timedelta(seconds=15)),
+            now=NOW + timedelta(seconds=2),
+        )
+    )
+
+
 @pytest.mark.parametrize(
     ("made_at", "reason"),
     [(1, "FallbackServing"), (-1, "PromotionBlockedByFallback")],
@@ -169,32 +190,29 @@ def test_it_is_in_the_way_no_more_once_others_are() -> None:
 )
 def test_a_refusal_tells_only_of_pods_that_were_made_before_it(made_at: int, reason: str) -> None:
     """The one that a fallback is started for may still be told when that answers already."""
-    made = cluster(quota=2)
-    primary, small = tiers_of(made.spec)
-    moment = NOW + timedelta(seconds=made_at)
-    refused = Seen(
-        exists=True,
-        over_quota_since=NOW,
-        over_quota=(
-            f"exceeded quota: gpus, requested: requests.{GPU}=2, used: requests.{GPU}=1,"
-            f" limited: requests.{GPU}=2"
-        ),
-    )
-    serving = Seen(exists=True, asked=1, ready_since=(moment,), created_at=(moment,))
-    wishes = {"small": Wish(requests={GPU: 1})}
-
-    decision = decide(
-        Case(
-            views=(View(primary, 1, refused), View(small, 1, serving)),
-            rules=Rules(),
-            room=Room(wishes),
-            memory=Memory("degraded", NOW, "small", next_attempt=NOW + timedelta(seconds=15)),
-            now=NOW + timedelta(seconds=2),
-        )
-    )
+    decision = refused_beside_a_fallback(OVER_GPUS, made_at=made_at)
 
     assert decision.reason == reason
     assert decision.again_seconds == 13
+
+
+@pytest.mark.parametrize(
+    ("amounts", "is_blocked"),
+    [
+        (OVER_GPUS, True),
+        ("requested: pods=1, used: pods=2, limited: pods=2", True),
+        ("requested: pods=1, used: pods=3, limited: pods=2", False),
+        (OVER_GPUS.replace(": ", ": pods=1,").replace("limited: pods=1", "limited: pods=0"), False),
+        ("requested: pods=1, used: pods=2, limited: pods=few", False),
+    ],
+    ids=["devices", "pods", "others' pods too", "one of two", "no quantity"],
+)
+def test_a_fallback_is_in_the_way_of_all_that_a_quota_limits(
+    amounts: str, *, is_blocked: bool
+) -> None:
+    decision = refused_beside_a_fallback(amounts, made_at=-1)
+
+    assert (decision.reason == "PromotionBlockedByFallback") == is_blocked
 
 
 def test_a_swap_within_a_quota() -> None:
