@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,10 @@ def test_a_loader_that_finds_another_at_work_waits_and_downloads_nothing(
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         second.start()
-        second.join(0.2)
+        deadline = time.monotonic() + 60
+        while "Another loader is at work here; waiting for it" not in caplog.messages:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         assert second.is_alive()
         assert origin.asked == []
         # As the first one would leave it.
@@ -139,7 +143,7 @@ def test_a_loader_that_finds_another_at_work_waits_and_downloads_nothing(
             )
         )
 
-    second.join(5)
+    second.join(60)
 
     assert origin.asked == []
     assert [record.message for record in caplog.records] == [

@@ -39,6 +39,8 @@ sys.path[:0] = [str(Path(__file__).parents[3] / "tools"), str(Path(__file__).par
 
 END = 256
 PAGE_TOKENS = 16
+PATIENCE_SECONDS = 60
+"""For whatever has to come: where many tests share two processors, a moment is long."""
 
 
 class ByteTokenizer:
@@ -132,7 +134,7 @@ class ScriptedEngine:
 
     def step(self) -> list[Output]:
         time.sleep(self.step_seconds)
-        assert self.gate.wait(30)
+        assert self.gate.wait(PATIENCE_SECONDS)
         while (
             self._waiting
             and len(self._running) < self.max_running
@@ -254,7 +256,7 @@ class Telephone:
     def close(self) -> None:
         self._may_load.set()
         self.control.close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
         self.driver.stop()
 
@@ -273,7 +275,7 @@ class Running:
             self.config.connection_max_requests, self.config.connection_max_seconds
         )
         self.port = 0
-        self.client = httpx.Client(verify=False, timeout=20)
+        self.client = httpx.Client(verify=False, timeout=PATIENCE_SECONDS)
 
     @property
     def url(self) -> str:
@@ -316,7 +318,7 @@ class Running:
         return error
 
     def connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", self.port), PATIENCE_SECONDS)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -340,8 +342,8 @@ class Running:
             if line.partition(" ")[0] == name or line.startswith(name + "{")
         )
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
-        deadline = time.monotonic() + seconds
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"
             time.sleep(0.005)
@@ -400,14 +402,14 @@ def running(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert up.wait(5)
+    assert up.wait(PATIENCE_SECONDS)
     try:
         yield here
     finally:
         here.client.close()
         here.engine.gate.set()
         here_server[0].should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
         here.telephone.close()
 
 
@@ -461,6 +463,7 @@ def _shared() -> Iterator[Running]:
 @pytest.fixture
 def api(_shared: Running) -> Running:
     """One server for many tests, its engine as at the start."""
+    _shared.engine.gate.set()
     _shared.wait_until_idle()
     for name, value in vars(ScriptedEngine()).items():
         if name in (

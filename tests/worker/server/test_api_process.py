@@ -52,8 +52,8 @@ def own_worker(quick_model: Path, tmp_path: Path) -> Iterator[Process]:
         process.process.wait()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -186,7 +186,7 @@ def test_an_engine_that_dies_is_said_and_ends_the_pod_with_its_reason(own_worker
         os.kill(engine, signal.SIGSEGV)
 
         said = [answer.result() for answer in answers]
-        code = own_worker.process.wait(30)
+        code = own_worker.process.wait(60)
 
     assert {answer.status_code for answer in said} == {503}
     assert "the engine's process has ended" in said[0].json()["error"]["message"]
@@ -201,7 +201,7 @@ def test_all_processes_end_with_the_one_that_started_them(own_worker: Process) -
     own_worker.process.kill()
     own_worker.process.wait()
 
-    wait_for(lambda: not any(is_alive(pid) for pid in pids), 30)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def is_alive(pid: int) -> bool:

@@ -51,7 +51,7 @@ def generate(scripted: Any) -> Callable[..., Any]:
                 return await then(generation)
             finally:
                 generation.close()
-                await client.drain(5)
+                await client.drain(60)
                 assert board.num_unfinished == 0
                 client.close()
 
@@ -90,7 +90,7 @@ def test_tokens_are_counted_by_prompt_and_answer(scripted: Any, generate: Any) -
 
 def test_a_stop_string_ends_the_engine_s_work_too(scripted: Any, generate: Any) -> None:
     engine = scripted.Engine()
-    engine.step_seconds = 0.01
+    engine.step_seconds = 0.2
 
     whole = generate(engine, choice(stop=("bc",), max_tokens=200), then=collect)
 

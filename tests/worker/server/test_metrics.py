@@ -23,12 +23,13 @@ def check(text: str) -> None:
 
 
 def test_the_text_is_what_prometheus_accepts_at_any_load(api: Any) -> None:
-    api.engine.step_seconds = 0.02
+    api.engine.step_seconds = 0.05
     check(api.get("/metrics").text)
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(api.complete, max_tokens=20) for _ in range(4)]
+        answers = [pool.submit(api.complete, max_tokens=200) for _ in range(4)]
         api.wait_until(lambda: api.stats().num_running == 4)
         check(api.get("/metrics").text)
+        api.engine.step_seconds = 0
         assert all(answer.result().status_code == 200 for answer in answers)
     api.complete(n=0)
 
@@ -87,7 +88,7 @@ def test_requests_and_tokens_are_counted_once(scripted: Any) -> None:
 
 def test_waiting_requests_are_demand(api: Any) -> None:
     api.engine.max_running = 1
-    api.engine.step_seconds = 0.05
+    api.engine.step_seconds = 0.5
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(api.complete, prompt="x" * 236, max_tokens=20) for _ in range(8)]
         api.wait_until(lambda: api.stats().num_waiting == 7)

@@ -78,7 +78,7 @@ def test_a_model_larger_than_its_memory_ends_the_start(
 
 @pytest.mark.model
 def test_a_worker_loads_answers_drains_and_ends(trained_model: Path, tmp_path: Path) -> None:
-    process = Process(trained_model, tmp_path, "--drain-seconds=20")
+    process = Process(trained_model, tmp_path, "--drain-seconds=60")
     said = process.wait_until_ready()
     assert any(answer["phase"] == "loading" for answer in said)
     assert any(0 < answer["loading_progress"] < 1 for answer in said)
@@ -96,7 +96,7 @@ def test_a_worker_loads_answers_drains_and_ends(trained_model: Path, tmp_path: P
         first = next(line for line in lines if line)
         process.process.terminate()
         rest = pool.submit(lambda: [line for line in lines if line])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         with httpx.Client(base_url=process.url) as other:
             while other.get("/health/ready").status_code != 503:
                 assert time.monotonic() < deadline
@@ -205,7 +205,7 @@ def test_a_second_signal_ends_at_once(quick_model: Path, tmp_path: Path) -> None
         while process.health("ready")[1].get("phase") != "draining":
             time.sleep(0.05)
         process.process.terminate()
-        code = process.process.wait(30)
+        code = process.process.wait(60)
         with pytest.raises(httpx.TransportError):
             answer.result()
 

@@ -12,10 +12,12 @@ from deepseek_worker.errors import ModelNotFound
 from deepseek_worker.messages import Ask, Frames, Status, frame, read_from_engine
 from deepseek_worker.switchboard import Switchboard
 
+PATIENCE_SECONDS = 60
+
 
 def messages(line: socket.socket) -> Iterator[Any]:
     """What comes over a line."""
-    line.settimeout(10)
+    line.settimeout(PATIENCE_SECONDS)
     frames = Frames()
     while data := line.recv(65536):
         yield from map(read_from_engine, frames.feed(data))
@@ -43,10 +45,10 @@ def test_it_ends_with_its_control(scripted: Any) -> None:
     read(line, lambda message: message.facts is not None)
 
     telephone.control.shutdown(socket.SHUT_RDWR)
-    telephone._thread.join(5)
+    telephone._thread.join(PATIENCE_SECONDS)
 
     assert not telephone._thread.is_alive()
-    line.settimeout(5)
+    line.settimeout(PATIENCE_SECONDS)
     while line.recv(65536):
         pass
     line.close()
@@ -58,7 +60,7 @@ def test_the_share_that_is_loaded_is_told_without_being_asked() -> None:
 
     def load(report: Callable[[float], None]) -> Any:
         report(0.25)
-        gate.wait(20)
+        gate.wait(PATIENCE_SECONDS)
         raise ModelNotFound("enough")
 
     control, theirs = socket.socketpair()
@@ -75,7 +77,7 @@ def test_the_share_that_is_loaded_is_told_without_being_asked() -> None:
         socket.send_fds(control, [b"a"], [engines.fileno()])
         told = read(line, lambda message: message.progress.loading_progress == 0.25)
         gate.set()
-        thread.join(10)
+        thread.join(PATIENCE_SECONDS)
 
     assert (told.progress.phase, told.facts, told.stats) == ("loading", None, None)
 

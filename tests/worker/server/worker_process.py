@@ -1,7 +1,6 @@
 """`deepseek-worker serve` as a process, for the tests that share one."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from typing import Any
 
 import httpx
 import openai
+
+from cluster import ports
 
 # Starting Python with torch alone takes most of a minute where many tests share two processors.
 SLOW_START_SECONDS = 200
@@ -23,8 +24,7 @@ class Process:
         self.last_words = folder / "termination-log"
         self.last_words.touch()
         self.log = folder / "log"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        (self.port,) = ports.choose(1)
         self.url = f"http://127.0.0.1:{self.port}"
         command = [
             sys.executable, "-m", "deepseek_worker.main", "serve", f"--model={model}",
