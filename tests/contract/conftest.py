@@ -53,12 +53,12 @@ class ApiServer:
         )
         assert answer.status_code in {200, 201}, answer.text
         group, plural = definition["spec"]["group"], definition["spec"]["names"]["plural"]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if self.client.get(f"/apis/{group}/{version}/{plural}").status_code == 200:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"{name} is not served after 30 s")
+        raise AssertionError(f"{name} is not served after 60 s")
 
     def create(self, path: str, document: dict[str, Any], *, dry_run: bool = True) -> Answer:
         """POST with strict field validation."""

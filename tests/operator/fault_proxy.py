@@ -74,12 +74,12 @@ class FaultProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def add(self, fault: Fault) -> Fault:
         self.faults.append(fault)

@@ -145,9 +145,10 @@ class TestBeingOne:
     def test_one_that_is_told_to_stop_hands_over_at_once(
         self, server: Server, namespace: str, start: Start
     ) -> None:
-        first = start(LEASE_DURATION_SECONDS="30")
+        # Nobody would wait here until it ran out.
+        first = start(LEASE_DURATION_SECONDS="600")
         first.lead()
-        second = start("second", LEASE_DURATION_SECONDS="5")
+        second = start("second")
         eventually(lambda: second.ask("/healthz").status_code == 200)
 
         code = first.stop()
@@ -202,7 +203,7 @@ class TestBeingOne:
     def test_an_api_server_that_is_away_for_seconds_is_waited_for(
         self, server: Server, namespace: str, start: Start
     ) -> None:
-        operator = start(LEASE_DURATION_SECONDS="60")
+        operator = start(LEASE_DURATION_SECONDS="300")
         operator.lead()
         server.plane.stop_component("kube-apiserver")
         time.sleep(1)

@@ -104,9 +104,7 @@ def endpoints(server: Server, namespace: str) -> set[str]:
 def test_the_pod_of_a_silent_node_leaves_service_and_is_replaced(
     server: Server, namespace: str, start: Start, responder: Responder, nodes: tuple[str, str]
 ) -> None:
-    operator = start(
-        WORKER_STATE_URL=responder.url, PROBE_SECONDS="0.5", PROBE_TIMEOUT_SECONDS="0.4"
-    )
+    operator = start(WORKER_STATE_URL=responder.url, PROBE_SECONDS="0.5", PROBE_TIMEOUT_SECONDS="2")
     known = serving(server, namespace, responder, nodes)
     lost, well = known[nodes[0]], known[nodes[1]]
     names = {pod["metadata"]["name"] for pod in known.values()}
@@ -149,7 +147,7 @@ def test_an_operator_killed_in_the_middle_counts_once_and_finishes(
     settings = {
         "WORKER_STATE_URL": responder.url,
         "PROBE_SECONDS": "0.5",
-        "PROBE_TIMEOUT_SECONDS": "0.4",
+        "PROBE_TIMEOUT_SECONDS": "2",
     }
     first = start(**settings)
     known = serving(server, namespace, responder, nodes)

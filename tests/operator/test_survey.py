@@ -69,7 +69,7 @@ async def surveyed(site: Site) -> AsyncIterator[tuple[Fleet, list[str]]]:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(check: Callable[[], bool], seconds: float = 10) -> None:
+async def until(check: Callable[[], bool], seconds: float = 60) -> None:
     for _ in range(int(seconds * 100)):
         if check():
             return
@@ -183,11 +183,11 @@ async def test_a_real_server_is_followed(server: Server, namespace: str) -> None
             "PATCH", f"{NODE.path(None)}/{name}/status", {"status": made["status"]},
             content_type="application/merge-patch+json",
         )  # fmt: skip
-        await until(lambda: fleet.free(name, GPU) == 4, 60)
+        await until(lambda: fleet.free(name, GPU) == 4)
         server.must("POST", POD.path(namespace), foreign_pod(namespace, name))
-        await until(lambda: fleet.free(name, GPU) == 1, 60)
+        await until(lambda: fleet.free(name, GPU) == 1)
         server.delete(POD, namespace, "foreign", gracePeriodSeconds="0")
-        await until(lambda: fleet.free(name, GPU) == 4, 60)
+        await until(lambda: fleet.free(name, GPU) == 4)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -38,7 +38,7 @@ class Work:
 
 
 async def until(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not check():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)
