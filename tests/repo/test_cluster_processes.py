@@ -100,6 +100,22 @@ def test_a_record_that_a_crash_cut_off_is_passed_over(state, content):
     assert processes.recorded(state) == [process]
 
 
+def test_a_record_that_is_removed_meanwhile_is_passed_over(state):
+    process = processes.start("whole", SLEEP, state)
+    # Listed, and gone when it is opened.
+    (state / "processes/gone.json").symlink_to(state / "nowhere")
+
+    assert processes.recorded(state) == [process]
+
+
+def test_who_reads_a_record_while_it_is_written_has_the_whole_one_of_before(state):
+    first = processes.start("sleeper", SLEEP, state)
+    with (state / "processes/sleeper.json").open() as opened:
+        processes.start("sleeper", SLEEP, state)
+
+        assert json.load(opened)["pid"] == first.pid
+
+
 def test_a_process_can_die_with_the_one_that_started_it(state):
     source = (
         "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
@@ -117,6 +133,16 @@ def test_a_process_can_die_with_the_one_that_started_it(state):
         parent.send_signal(signal.SIGKILL)
 
     wait_until(lambda: not child.is_alive())
+
+
+def test_a_process_is_known_by_its_own_arguments_however_long_its_wrapper_takes(state, monkeypatch):
+    slow = ("/bin/sh", "-c", 'sleep 1.5; exec "$@"', "sh")
+    monkeypatch.setattr(processes, "_DYING_WITH_PARENT", slow)
+
+    process = processes.start("late", SLEEP, state, dies_with_parent=True)
+
+    assert process.argv == tuple(SLEEP)
+    assert process.is_alive()
 
 
 def test_an_owner_is_known_by_its_start_time_too():

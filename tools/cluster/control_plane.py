@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cluster import certificates, leftovers, places, ports, processes, programs
+from cluster import certificates, files, leftovers, places, ports, processes, programs
 from cluster.errors import ClusterError
 from cluster.processes import Process
 
@@ -354,7 +354,7 @@ def _choose_ports(file: Path, names: Sequence[str]) -> None:
             with suppress(FileNotFoundError):  # another one that ends just now
                 taken.update(json.loads(other.read_text()).values())
         chosen = ports.choose(len(names), taken)
-        file.write_text(json.dumps(dict(zip(names, chosen, strict=True))))
+        files.write(file, json.dumps(dict(zip(names, chosen, strict=True))))
 
 
 def _answers(url: str) -> bool:

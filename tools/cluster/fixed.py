@@ -1,13 +1,12 @@
 """What of a cluster stays as it is from its first start to its end: its addresses and its size."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cluster import places
+from cluster import files, places
 
 _FILE = "fixed.json"
 
@@ -21,11 +20,9 @@ class Fixed:
     num_nodes: int
 
     def write(self, state: Path) -> None:
-        """Keep it in a cluster's folder, whole or not at all: a kill may come at any time."""
+        """Keep it in a cluster's folder."""
         state.mkdir(parents=True, exist_ok=True)
-        part = state / f"{_FILE}.part"
-        part.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        os.replace(part, state / _FILE)
+        files.write(state / _FILE, json.dumps(asdict(self)))
 
 
 def read(state: Path) -> Fixed | None:

@@ -53,7 +53,7 @@ class Namespaces:
             state,
         )  # fmt: skip
         held = Namespaces(process)
-        _wait_for(lambda: held.pid is not None, 5, f"{name} did not start")
+        _wait_for(lambda: held.pid is not None, START_SECONDS, f"{name} did not start")
         return held
 
     @property
@@ -85,6 +85,12 @@ class Namespaces:
     def run(self, *words: str | Path) -> str:
         """Run a command inside and return what it prints."""
         return run(*self.command(*words))
+
+    def end(self) -> None:
+        """End all that runs inside at once; when this returns, nothing of it does."""
+        # The init of a namespace of process ids ends after all the others.
+        init = None if self.pid is None else processes.at(self.pid)
+        processes.stop(filter(None, (self.process, init)), grace_seconds=0)
 
     def keep_running(self, log: str, *words: str) -> None:
         """Start a program inside that goes on when this command ends, and again when it ends.
@@ -232,7 +238,7 @@ class Node:
         """End everything on the node at once, as a power cut does."""
         held = self.namespaces
         if held is not None:
-            processes.stop([held.process], grace_seconds=0)
+            held.end()
 
     def _num_containerd_starts(self) -> int:
         """How often containerd has begun to answer kubelets, by its log."""
@@ -373,7 +379,7 @@ def cluster_cgroup(state: Path) -> str:
     return f"deepseek-{state.name}-{hashlib.sha256(str(state).encode()).hexdigest()[:8]}"
 
 
-def remove_cgroups(path: str, seconds: float = 5.0) -> list[str]:
+def remove_cgroups(path: str, seconds: float = 30.0) -> list[str]:
     """Remove a cgroup and all below it in every controller.
 
     Args:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cluster import files
 from cluster.errors import ClusterError
 
 _MEDIA = "application/vnd.oci.image"
@@ -112,7 +113,7 @@ class Layout:
                 for name, described in self._manifests().items()
                 if name in references
             ]
-            _add_bytes(archive, "index.json", _index(chosen))
+            _add_bytes(archive, "index.json", _index(chosen).encode())
             # Layers come last: a manifest names them.
             for digest in sorted(
                 self.digests(references) - set(present),
@@ -137,9 +138,7 @@ class Layout:
             for name, described in manifests.items()
         ]
         (self.folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-        part = self.folder / ".index.json.part"
-        part.write_bytes(_index(named))
-        part.rename(self.folder / "index.json")
+        files.write(self.folder / "index.json", _index(named))
 
     def _described(self, media_type: str, document: object) -> dict[str, Any]:
         content = json.dumps(document, sort_keys=True).encode()
@@ -207,8 +206,8 @@ def link(existing: Path, target: Path) -> None:
     part.rename(target)
 
 
-def _index(manifests: Sequence[Mapping[str, Any]]) -> bytes:
-    return json.dumps({"schemaVersion": 2, "manifests": manifests}, indent=1).encode()
+def _index(manifests: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps({"schemaVersion": 2, "manifests": manifests}, indent=1)
 
 
 def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:

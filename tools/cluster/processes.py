@@ -14,10 +14,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster import files
 from cluster.errors import ClusterError
 
 MARKER = "DEEPSEEK_CLUSTER_STATE"
 """Environment variable of every process of a cluster; its value is the cluster's folder."""
+_DYING_WITH_PARENT = ("/usr/bin/setpriv", "--pdeathsig", "KILL")
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,7 @@ def start(
         environment: variables beside the inherited ones.
         dies_with_parent: end it when the starting thread ends, however that happens.
     """
-    words = [str(word) for word in argv]
-    if dies_with_parent:
-        words = ["/usr/bin/setpriv", "--pdeathsig", "KILL", *words]
+    words = [*(_DYING_WITH_PARENT if dies_with_parent else ()), *(str(word) for word in argv)]
     logs, records = state / "logs", state / "processes"
     logs.mkdir(parents=True, exist_ok=True)
     records.mkdir(parents=True, exist_ok=True)
@@ -98,9 +98,9 @@ def start(
     finally:
         os.umask(umask)
         os.close(log)
-    ticks, arguments = _settled_identity(pid, str(argv[0]))
+    ticks, arguments = _settled_identity(pid, tuple(words) if dies_with_parent else ())
     process = Process(name, pid, ticks, arguments)
-    (records / f"{name}.json").write_text(json.dumps(asdict(process)), encoding="utf-8")
+    files.write(records / f"{name}.json", json.dumps(asdict(process)))
     return process
 
 
@@ -123,7 +123,8 @@ def recorded(state: Path) -> list[Process]:
     """The processes that the cluster's folder knows of, alive or not."""
     found = []
     for record in sorted((state / "processes").glob("*.json")):
-        with suppress(ValueError, TypeError, KeyError):  # cut off by a crash while it was written
+        # Cut off by a crash of the machine, or removed meanwhile by whoever ends the cluster.
+        with suppress(ValueError, TypeError, KeyError, FileNotFoundError):
             fields = json.loads(record.read_text(encoding="utf-8"))
             found.append(Process(**{**fields, "argv": tuple(fields["argv"])}))
     return found
@@ -136,16 +137,22 @@ def marked(state: Path) -> list[Process]:
     for pid in _pids():
         with suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            identity = _identity(pid)
-            if mark in environment and identity is not None:
-                found.append(Process(f"pid-{pid}", pid, *identity))
+            process = at(pid)
+            if mark in environment and process is not None:
+                found.append(process)
     return found
+
+
+def at(pid: int) -> Process | None:
+    """The living process with this id, or None."""
+    identity = _identity(pid)
+    return None if identity is None else Process(f"pid-{pid}", pid, *identity)
 
 
 def stop(processes: Iterable[Process], grace_seconds: float = 5.0) -> None:
     """Ask the processes to end, and after `grace_seconds` make them."""
     waiting = [process for process in processes if process.is_alive()]
-    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 10.0)):
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 60.0)):
         for process in waiting:
             process.send(number)
         deadline = time.monotonic() + seconds
@@ -176,15 +183,13 @@ def _identity(pid: int) -> tuple[int, tuple[str, ...]] | None:
     return int(fields[19]), tuple(word.decode(errors="replace") for word in words)
 
 
-def _settled_identity(pid: int, program: str) -> tuple[int, tuple[str, ...]]:
-    """The identity once wrappers have become the program; the last one seen if they never do."""
+def _settled_identity(pid: int, wrapper: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    """The identity once the wrapper has become the program; the last one seen if it ends before."""
     last: tuple[int, tuple[str, ...]] = (0, ())
-    for _ in range(200):
-        identity = _identity(pid)
-        if identity is None:
-            return last
+    while (identity := _identity(pid)) is not None:
         last = identity
-        if identity[1][0] == program:
+        # While one becomes another program, it has no arguments.
+        if identity[1] not in {wrapper, ("",)}:
             break
         time.sleep(0.005)
     return last

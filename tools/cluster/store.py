@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import places, processes, programs
+from cluster import files, places, processes, programs
 from cluster.errors import ClusterError
 from cluster.oci import Containerd, Layout, link
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 NAMESPACE = "k8s.io"
 PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 SEEN_BY_NODES = Path("/run/cluster/store")
@@ -109,9 +109,7 @@ def _record() -> Path:
 
 
 def _set_references(names: Collection[str]) -> None:
-    part = _record().with_suffix(".part")
-    part.write_text(json.dumps(sorted(names)), encoding="utf-8")
-    part.rename(_record())
+    files.write(_record(), json.dumps(sorted(names)))
 
 
 def _share_blobs() -> None:
