@@ -99,7 +99,7 @@ def test_load_on_the_memory_scales_from_one_pod_to_three_and_back(
     # The end of autoscaling: the autoscaler goes, and the spec's number counts.
     namespace.kubectl("patch", "dsd", "scaled", "--type=merge", "-p",
                       json.dumps({"spec": {"autoscaling": None, "replicas": 0}}))  # fmt: skip
-    eventually(lambda: wanted(namespace) == 0, 30, "no pod is wanted")
+    eventually(lambda: wanted(namespace) == 0, 60, "no pod is wanted")
     assert namespace.items("hpa") == []
 
 

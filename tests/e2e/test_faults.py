@@ -118,4 +118,4 @@ def test_one_bad_object_does_not_hold_up_others(namespace: Namespace) -> None:
     namespace.serve("bad", pod={"image": "localhost/no-such-image:1"})
     namespace.serve("good", replicas=0)
 
-    eventually(lambda: namespace.condition("good").get("reason") == "ScaledToZero", 20, "good")
+    eventually(lambda: namespace.condition("good").get("reason") == "ScaledToZero", 60, "good")

@@ -56,7 +56,7 @@ def test_an_upgrade_from_the_previous_commits_chart_and_an_uninstall_leave_users
     )  # fmt: skip
     assert {name.rpartition("/")[2] for name in left} == CRDS
     # The Lease belongs to the operator's pod, so that nobody waits for one that is gone.
-    eventually(lambda: not site.system.items("leases"), 30, "the Lease is gone")
+    eventually(lambda: not site.system.items("leases"), 60, "the Lease is gone")
     assert answers(namespace)
 
     install(site.target, chart=CHART)

@@ -197,7 +197,7 @@ def hang_an_engine(namespace: Namespace) -> tuple[float, float]:
     client = Client(namespace.url("hung"), "hung")
     with client.asking():
         eventually(lambda: client.answers > 10, 60, "answers")
-        eventually(lambda: hung in endpoints(namespace, "hung"), 30, "it gets requests")
+        eventually(lambda: hung in endpoints(namespace, "hung"), 60, "it gets requests")
         began = time.monotonic()
         for process in processes:
             os.kill(process, signal.SIGSTOP)

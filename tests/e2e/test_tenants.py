@@ -24,7 +24,7 @@ def test_a_tenants_cap_holds_and_moves_with_its_namespaces(namespace: Namespace)
         tenants.wait_reason("e2e", "NamespaceMissing")
         give(namespace, most=50, namespaces=[namespace.name])
         tenants.wait_reason("e2e", "QuotaDealt")
-        eventually(lambda: quota(namespace) == "4", 30, "half of eight cards")
+        eventually(lambda: quota(namespace) == "4", 60, "half of eight cards")
 
         namespace.serve("five", gpu={"mode": "whole"}, replicas=5)
 
