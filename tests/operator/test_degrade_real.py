@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.control_plane, pytest.mark.timeout(600)]
 GPU = "nvidia.com/gpu"
 LIMIT_SECONDS = 180
 """A minute is enough on a machine that has nothing else to do."""
+SEEN_SECONDS = 10
+"""For how long a passing state lasts that a test has to see on a busy machine."""
 QUOTA = Kind("", "v1", "resourcequotas", "ResourceQuota")
 ADMISSION = ("admissionregistration.k8s.io", "v1")
 POLICY = Kind(*ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy")
@@ -279,7 +281,7 @@ def served(place: Place, gpus: int, **spec: Any) -> None:
 
 @replayed("place", killed_always=True)
 def test_capacity_goes_and_comes_back(place: Place) -> None:
-    served(place, 4)
+    served(place, 4, promote={"afterSeconds": SEEN_SECONDS})
 
     place.take(1, "first")
     place.lose(2)
@@ -306,7 +308,7 @@ def test_capacity_goes_and_comes_back(place: Place) -> None:
 
 @replayed("place")
 def test_a_swap_on_the_fallbacks_own_unit(place: Place) -> None:
-    served(place, 2, promote={"afterSeconds": 3, "strategy": "swap"})
+    served(place, 2, promote={"afterSeconds": SEEN_SECONDS, "strategy": "swap"})
 
     place.lose(1)
     place.until("FallbackServing")
