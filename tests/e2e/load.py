@@ -103,7 +103,8 @@ def watched_count(namespace: Namespace, deployment: str) -> Iterator[list[int]]:
 
 def answered_by(pod: dict[str, Any]) -> int:
     """Requests that a pod has answered."""
-    text = httpx.get(f"http://{pod['status']['podIP']}:8000/metrics", trust_env=False).text
+    url = f"http://{pod['status']['podIP']}:8000/metrics"
+    text = httpx.get(url, timeout=PATIENCE_SECONDS, trust_env=False).text
     prefix = 'deepseek_requests_total{finish_reason="length"}'
     return sum(int(float(line.split()[-1])) for line in text.splitlines() if prefix in line)
 

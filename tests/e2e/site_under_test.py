@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import httpx
+
 from cluster import Cluster
 from cluster.errors import ClusterError
 from demo import SYSTEM_NAMESPACE, Target
@@ -34,7 +36,7 @@ def eventually(look: Callable[[], T | None], seconds: float, what: str) -> T:
             if seen:
                 return seen
             last = seen
-        except (ClusterError, AssertionError, OSError) as error:
+        except (ClusterError, AssertionError, OSError, httpx.HTTPError) as error:
             last = error
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s; last seen: {last}"
         time.sleep(0.3)

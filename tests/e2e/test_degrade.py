@@ -168,6 +168,9 @@ def test_a_fallback_serves_while_others_hold_the_gpu(
 
     namespace.apply(greedy())
     namespace.wait_reason(name, "FallbackServing", AFTER_SECONDS + 60, "Degraded")
+    models = f"{namespace.url(name)}/models"
+    # The nodes' proxies hear of its pod when the operator does, or after it.
+    eventually(lambda: httpx.get(models, timeout=20).is_success, 60, "the fallback is reached")
     client = Client(namespace.url(name), name)
     with client.asking():
         eventually(lambda: len(client.answers) > 10, 60, "the fallback answers")

@@ -49,8 +49,9 @@ def test_state_needs_the_token_that_only_the_operator_and_the_worker_have(
 ) -> None:
     address = served.url("smollm2").removesuffix("/v1")
 
-    assert httpx.get(f"{address}/state").status_code == 401
-    assert httpx.get(f"{address}/state", headers={"Authorization": "Bearer x"}).status_code == 401
+    assert httpx.get(f"{address}/state", timeout=60).status_code == 401
+    wrong = {"Authorization": "Bearer x"}
+    assert httpx.get(f"{address}/state", headers=wrong, timeout=60).status_code == 401
 
 
 def test_the_operator_is_let_in_and_the_status_shows_the_workers_memory(
@@ -102,7 +103,7 @@ def test_kept_connections_spread_over_new_replicas(served: Namespace) -> None:
         # One client, one kept connection at a time: kube-proxy chooses anew for each connection,
         # so each of them misses the new pod with a probability of one half.
         deadline = time.monotonic() + 60
-        while 'finish_reason="length"' not in httpx.get(metrics).text:
+        while 'finish_reason="length"' not in httpx.get(metrics, timeout=60).text:
             assert client.post("/completions", json=request).status_code == 200
             assert time.monotonic() < deadline, "the new pod got no request"
 
