@@ -265,7 +265,7 @@ def test_images_are_named_by_digest_tag_or_version(
 def test_a_cluster_wide_operator_has_a_cluster_role_with_exactly_its_calls(chart: Any) -> None:
     manifests = chart.render()
 
-    role = only(manifests, "ClusterRole", "deepseek-deepseek-operator")
+    role = only(manifests, "ClusterRole", "system.deepseek-deepseek-operator")
     wanted = {
         (verb, rule.group, rule.resource)
         for rule in (*SERVED_NAMESPACES, *WHOLE_CLUSTER)
@@ -315,8 +315,8 @@ def test_what_a_namespaced_operator_cannot_do_is_said_in_the_notes() -> None:
 def test_people_who_edit_a_namespace_edit_its_deployments(chart: Any) -> None:
     manifests = chart.render()
 
-    edit = only(manifests, "ClusterRole", "-edit")
-    view = only(manifests, "ClusterRole", "-view")
+    edit = only(manifests, "ClusterRole", ".edit")
+    view = only(manifests, "ClusterRole", ".view")
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
     assert ("create", "deepseek.dev", "deepseekdeployments") in rules(edit)
     assert {verb for verb, _, _ in rules(view)} == {"get", "list", "watch"}
@@ -468,9 +468,32 @@ def test_names_and_labels_are_legal_for_every_release(
         is_of_the_cluster = manifest["kind"].startswith(("Cluster", "Validating"))
         longest = 253 if is_of_the_cluster else 63
         assert len(name) <= longest
-        assert SERVICE_NAME.match(name.removeprefix(f"{namespace}-")[:63]), name
+        assert SERVICE_NAME.match(name.removeprefix(f"{namespace}.").split(".")[0]), name
         for value in manifest["metadata"]["labels"].values():
             assert LABEL.match(value), value
+
+
+def test_no_two_releases_share_an_object_of_the_cluster(chart: Any) -> None:
+    releases = [
+        ("deepseek-b", "a"),
+        ("b", "a-deepseek"),
+        ("deepseek-b-edit", "a"),
+        ("deepseek-b.edit", "a-edit"),
+    ]
+    names = [
+        (manifest["kind"], manifest["metadata"]["name"])
+        for release, namespace in releases
+        for manifest in chart.render(
+            WITHOUT_CRDS,
+            *EVERYTHING,
+            f"--set=fullnameOverride={release.replace('.', '-')}",
+            release=release,
+            namespace=namespace,
+        )
+        if manifest["kind"].startswith(("Cluster", "Validating"))
+    ]
+
+    assert len(names) == len(set(names)) > len(releases)
 
 
 NUMBERS = (

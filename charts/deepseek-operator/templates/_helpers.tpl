@@ -19,9 +19,12 @@ within 63.
 {{- $name | replace "." "-" | trunc 52 | trimAll "-" -}}
 {{- end -}}
 
-{{/* Roles of the cluster carry the namespace, so that two releases can have the same name. */}}
+{{/*
+Objects of the cluster carry the namespace, so that two releases can have the same name. Neither
+part may hold a dot, so no two pairs give one name.
+*/}}
 {{- define "deepseek-operator.clusterName" -}}
-{{ .Release.Namespace }}-{{ include "deepseek-operator.fullname" . }}
+{{ .Release.Namespace }}.{{ include "deepseek-operator.fullname" . }}
 {{- end -}}
 
 {{- define "deepseek-operator.serviceAccount" -}}
