@@ -23,15 +23,13 @@ _IMAGE_REASONS = frozenset(
         "SignatureValidationFailed",
     }
 )
-_WORKER_REASONS: dict[str, ReadyReason] = {
+WORKER_REASONS: dict[str, ReadyReason] = {
     "ModelTooLarge": "ModelTooLarge",
     "OutOfMemory": "ModelTooLarge",
     "ModelNotFound": "ModelUnusable",
-    "ModelInvalid": "ModelUnusable",
     "ModelUnusable": "ModelUnusable",
-    "UnsupportedModel": "ModelUnusable",
 }
-"""The worker's words for why it ended; all others are `WorkerCrashing`."""
+"""What some of the contract's reasons of a failed worker come to; all others: `WorkerCrashing`."""
 
 _MOST_TELLING_FIRST: tuple[ReadyReason, ...] = (
     "ImageUnavailable",
@@ -252,7 +250,7 @@ def _crash(pod_name: str, ended: Manifest) -> Trouble:
             f"Pod {pod_name} ended: {words}. `kubectl logs {pod_name} --previous` shows more.",
         )
     return Trouble(
-        _WORKER_REASONS.get(told.reason, "WorkerCrashing"),
+        WORKER_REASONS.get(told.reason, "WorkerCrashing"),
         f"Pod {pod_name}: {sentence(told.message)}",
     )
 

@@ -1,9 +1,18 @@
 """What a pod's status means."""
 
+from typing import get_args
+
 import pytest
 from scenes import ended, pod_of, unschedulable, waiting
 
-from deepseek_operator.pods import is_ready, pod_trouble, sentence, worst_trouble
+from deepseek_contract.state import FailureReason
+from deepseek_operator.pods import (
+    WORKER_REASONS,
+    is_ready,
+    pod_trouble,
+    sentence,
+    worst_trouble,
+)
 
 RUNNING = {"running": {"startedAt": "2026-05-01T12:00:00Z"}}
 TOO_LARGE = '{"reason": "ModelTooLarge", "message": "needs 9 GiB, has 4 GiB: use a smaller one"}'
@@ -51,7 +60,7 @@ CASES = {
     "the model is broken": (
         pod_of(
             containers=[
-                {"state": ended('{"reason": "ModelInvalid", "message": "tensor x is missing"}')}
+                {"state": ended('{"reason": "ModelUnusable", "message": "tensor x is missing"}')}
             ]
         ),
         "ModelUnusable",
@@ -102,6 +111,10 @@ def test_the_most_telling_trouble_of_several_pods_counts() -> None:
 
     assert trouble is not None
     assert trouble.reason == "ModelTooLarge"
+
+
+def test_only_what_a_worker_can_say_is_told_apart() -> None:
+    assert WORKER_REASONS.keys() <= set(get_args(FailureReason))
 
 
 def test_pods_that_are_ending_do_not_count() -> None:
