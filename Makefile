@@ -59,6 +59,8 @@ test-e2e: setup ## On the whole local cluster: install, serve, repair, upgrade, 
 	$(PYTEST) tests/e2e --timeout=900 -m "not long"
 
 test-long: setup ## Full sizes, long loads and faults at random: the best part of an hour
+	$(PYTEST) --ignore=tests/kernels -m "hypothesis and not (gpu or control_plane or e2e or model or long)" \
+		--hypothesis-profile=exploring
 	$(PYTEST) --ignore=tests/kernels -m "long and not gpu" --timeout=1800
 
 test-gpu: ## The kernels and the engine on an NVIDIA GPU

@@ -6,7 +6,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from scenes import (
@@ -22,7 +22,11 @@ from scenes import (
 )
 from test_workers import after, answer
 
-from deepseek_contract.deployment import DeepSeekDeployment, DeepSeekDeploymentSpec
+from deepseek_contract.deployment import (
+    NAME_MAX_LENGTH,
+    DeepSeekDeployment,
+    DeepSeekDeploymentSpec,
+)
 from deepseek_operator.kinds import Manifest
 from deepseek_operator.plan import Observed
 from deepseek_operator.render import (
@@ -42,8 +46,8 @@ from deepseek_worker.main import parser
 
 OWNER = Owner("team", "chat", "uid-of-chat")
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", fullmatch=True)
+DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+NAMES = st.from_regex(rf"[a-z]([-a-z0-9]{{0,{NAME_MAX_LENGTH - 2}}}[a-z0-9])?", fullmatch=True)
 
 
 def render(document: dict | None = None, **settings: Any) -> dict[str, Manifest]:
@@ -61,11 +65,15 @@ def arguments(document: dict | None = None) -> list[str]:
 
 class TestNames:
     @given(NAMES)
+    @example("n" * NAME_MAX_LENGTH)
     def test_every_legal_name_gives_legal_children(self, name: str) -> None:
         """Cases A13 and A15: no name or label is too long or ends with a dash."""
         for child in desired_state(Owner("n" * 63, name, "uid"), spec_of(), SETTINGS):
             metadata = child["metadata"]
+            # Only a Secret's name goes into no label and no name of another object.
+            longest = 253 if child["kind"] == "Secret" else 63
             assert DNS_LABEL.fullmatch(metadata["name"]), metadata["name"]
+            assert len(metadata["name"]) <= longest, metadata["name"]
             template = child.get("spec", {}).get("template", {}).get("metadata", {})
             for labels in (metadata["labels"], template.get("labels", {})):
                 assert all(LABEL.fullmatch(value) for value in labels.values()), labels
