@@ -128,23 +128,45 @@ def _fallback_missing(case: Case, replicas: dict[str, int], memory: Memory) -> D
         return replace(waiting, again_seconds=wait)
     # A better one that was started beside it may still answer; with the rest nothing is lost.
     coming = [view for view in case.active[:-1] if not _has_failed(case, view)]
-    going = [view for view in case.active if view not in coming]
     following = [view for view in _following(case, current) if view not in coming]
-    chosen = first_that_fits(case, following, without=going)
-    if chosen is not None:
-        decision = start(case, chosen, f"fallback {why}")
-        kept = {view.name: replicas[view.name] for view in coming}
-        number = decision.replicas[chosen.name]
-        if current.is_hopeless and chosen.tier.rank < current.tier.rank:
-            memory = paused(case, memory)
-        return replace(
-            decision,
-            replicas={PRIMARY: replicas[PRIMARY], **kept, chosen.name: number},
-            memory=replace(memory, since=case.now, fallback=chosen.name),
-        )
+    decision = _handed_over(case, following, coming, replicas, memory)
+    if decision is not None:
+        return decision
     if coming or (current.is_hopeless and not following):
         return waiting
     return replace(no_capacity(case, f"fallback {why}", replicas), memory=memory)
+
+
+def _handed_over(
+    case: Case,
+    following: list[View],
+    coming: list[View],
+    replicas: Mapping[str, int],
+    memory: Memory,
+) -> Decision | None:
+    """The first of `following` that fits where all go but those that are `coming`."""
+    primary, current = case.primary, case.active[-1]
+    going = [view for view in case.active if view not in coming]
+    chosen = first_that_fits(case, following, without=going)
+    # A primary that can never answer holds nothing that one needs that could.
+    gives_way = chosen is None and primary.is_hopeless
+    if gives_way:
+        chosen = first_that_fits(case, following, without=(*going, primary))
+    if chosen is None:
+        return None
+    why = f"fallback {current.name} {_plight(current)}"
+    decision = start(case, chosen, why, primary_gives_way=gives_way)
+    asked = {PRIMARY: replicas[PRIMARY], **{view.name: replicas[view.name] for view in coming}}
+    if gives_way:
+        asked[PRIMARY] = decision.replicas[PRIMARY]
+        memory = refused(case, memory)
+    if current.is_hopeless and chosen.tier.rank < current.tier.rank:
+        memory = paused(case, memory)
+    return replace(
+        decision,
+        replicas={**asked, chosen.name: decision.replicas[chosen.name]},
+        memory=replace(memory, since=case.now, fallback=chosen.name),
+    )
 
 
 def _following(case: Case, current: View) -> list[View]:

@@ -215,6 +215,19 @@ class TestHandOver:
         assert made.tiers()["small"] == 1
         assert made.num_ready("small") == 1
 
+    def test_a_primary_that_never_runs_makes_room_for_the_next(self) -> None:
+        """The one that can run needs what a primary that cannot holds."""
+        fallbacks = [MEDIUM, SMALL]
+        made = cluster({"fallbacks": fallbacks}, too_large={"primary", "medium"}, gpus={"a": 3})
+        made.until("FallbackServing", 400)
+        made.too_large = {"primary", "small"}
+        made.others()
+
+        made.run(900)
+
+        assert made.num_ready("medium") == 1
+        assert made.degraded in {"FallbackServing", "PromotionBlockedByFallback"}
+
     def test_a_better_one_that_is_coming_is_waited_for(self) -> None:
         made = cluster(CHAIN, gpus={"a": 4, "b": 4})
         lose(made, a=1)
