@@ -4,8 +4,9 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help setup demo demo-down cluster-up cluster-down test test-unit test-worker test-kernels test-model \
-	test-control-plane control-plane-operator control-plane-rest test-e2e test-long test-gpu lint check-gen gen lock bench
+.PHONY: help setup demo demo-down cluster-up cluster-down lint check-gen gen lock bench \
+	test test-unit unit-decides unit-waits test-worker test-kernels test-model test-control-plane control-plane-operator \
+	control-plane-rest test-e2e test-long test-gpu
 
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 28
@@ -27,9 +28,18 @@ cluster-down: setup ## Stop the local cluster
 
 test: setup lint check-gen test-unit test-worker test-kernels test-model test-control-plane test-e2e ## All that needs no GPU, but for test-long; CI runs this
 
+# Two processes side by side: one of them mostly waits, for leases that run out and silent workers.
 test-unit: setup ## Tests of pure logic: under a minute
-	$(PYTEST) --ignore=tests/kernels --ignore=tests/worker \
-		-m "not (gpu or control_plane or e2e or model or long)"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit-decides unit-waits
+
+UNIT := -m "not (gpu or control_plane or e2e or model or long)"
+WAITS := $(addprefix tests/operator/test_, lease.py main.py probe.py tenancy_faults.py workqueue.py)
+
+unit-decides:
+	$(PYTEST) --ignore=tests/kernels --ignore=tests/worker $(WAITS:%=--ignore=%) $(UNIT)
+
+unit-waits:
+	$(PYTEST) $(WAITS) $(UNIT)
 
 test-worker: setup ## The runtime on small random models, and its server
 	$(PYTEST) tests/worker -m "not (gpu or model or long)"
