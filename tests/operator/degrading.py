@@ -29,9 +29,13 @@ def cluster(document: dict[str, Any] | None = None, **options: Any) -> SmallClus
 
 def lose(made: SmallCluster, **left: int) -> None:
     """Others take all GPUs but these, and the primary's pods with their nodes' GPUs are gone."""
-    for pod in [p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] == "primary"]:
-        made.pods.remove(pod)
+    end_pods(made, "primary")
     made.taken = {name: number - left.get(name, 0) for name, number in made.gpus.items()}
+
+
+def end_pods(made: SmallCluster, tier: str) -> None:
+    """A tier's pods are gone, all at once."""
+    made.pods = [p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != tier]
 
 
 def give_back(made: SmallCluster) -> None:

@@ -6,7 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from degrading import CHAIN, MEDIUM, SMALL, START, TWO_GPUS, cluster, degraded, give_back, lose
+from degrading import (
+    CHAIN,
+    MEDIUM,
+    SMALL,
+    START,
+    TWO_GPUS,
+    cluster,
+    degraded,
+    end_pods,
+    give_back,
+    lose,
+)
 from small_cluster import DRAIN_SECONDS, SmallCluster
 
 from deepseek_operator.plan import plan
@@ -206,9 +217,7 @@ class TestHandOver:
         made = SmallCluster(copy.deepcopy(TWO_GPUS), too_large={"primary"}, gpus={"a": 2})
         made.until("PromotionBlockedByFallback", 60)
         made.run(40)
-        made.pods = [
-            p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != "small"
-        ]
+        end_pods(made, "small")
 
         made.run(60)
 
@@ -237,9 +246,7 @@ class TestHandOver:
         made.taken["b"] = 2
         made.run(120 + START)
         made.taken["a"] = 4
-        made.pods = [
-            p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != "small"
-        ]
+        end_pods(made, "small")
 
         made.run(90)
         waited = made.degraded
@@ -263,9 +270,7 @@ class TestHandOver:
         made.taken["b"] = 1
         made.run(120 + START)
         made.taken["a"] = 3
-        made.pods = [
-            p for p in made.pods if p["metadata"]["labels"]["deepseek.dev/tier"] != "small"
-        ]
+        end_pods(made, "small")
 
         made.run(60 + 2 * START)
 

@@ -68,6 +68,7 @@ async def site() -> AsyncIterator[Site]:
     made, settings = Site(), Settings()
     async with api_of(made) as (api, _):
         made.controller = Controller(api, settings, Health(settings.watch_seconds, Metrics()))
+        # Only what a test asks for is reconciled.
         made.controller.queue.add = lambda _: None  # type: ignore[method-assign]
         yield made
 

@@ -2,17 +2,28 @@
 
 import itertools
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from degrading import START, TWO_GPUS, cluster, degraded, give_back, lose
 from scenes import NOW, spec_of
-from small_cluster import DRAIN_SECONDS, GPU
+from small_cluster import DRAIN_SECONDS, GPU, SmallCluster
 
 from deepseek_operator.capacity import Room, Seen, View
 from deepseek_operator.degrade import decide
 from deepseek_operator.degrade_case import Case, Decision, Memory, Rules
 from deepseek_operator.fleet import Wish
 from deepseek_operator.tiers import tiers_of
+
+
+def degraded_by_a_quota(document: dict[str, Any] | None = None) -> SmallCluster:
+    """A fallback serves, since others held a unit of the quota that they have given back."""
+    made = cluster(document, quota=2)
+    lose(made, a=2, b=2)
+    made.taken_of_quota = 1
+    made.until("FallbackServing")
+    made.taken_of_quota = 0
+    return made
 
 
 def test_surge_says_what_is_in_the_way() -> None:
@@ -74,11 +85,7 @@ def test_a_primary_that_cannot_run_is_not_waited_for_in_a_swap() -> None:
 
 
 def test_a_swap_whose_primary_is_refused_is_undone_once_the_fallback_has_drained() -> None:
-    made = cluster({"promote": {"afterSeconds": 60, "strategy": "swap"}}, quota=2)
-    lose(made, a=2, b=2)
-    made.taken_of_quota = 1
-    made.until("FallbackServing")
-    made.taken_of_quota = 0
+    made = degraded_by_a_quota({"promote": {"afterSeconds": 60, "strategy": "swap"}})
     made.until("SwapInProgress", 900)
     made.taken_of_quota = 1
 
@@ -135,11 +142,7 @@ def test_a_lost_status_in_a_swap_heals() -> None:
 
 
 def test_a_quota_that_only_the_fallback_is_in_the_way_of_is_told() -> None:
-    made = cluster(quota=2)
-    lose(made, a=2, b=2)
-    made.taken_of_quota = 1
-    made.until("FallbackServing")
-    made.taken_of_quota = 0
+    made = degraded_by_a_quota()
 
     made.until("PromotionBlockedByFallback", 400)
     made.run(400)
@@ -148,11 +151,7 @@ def test_a_quota_that_only_the_fallback_is_in_the_way_of_is_told() -> None:
 
 
 def test_it_is_in_the_way_no_more_once_others_are() -> None:
-    made = cluster(quota=2)
-    lose(made, a=2, b=2)
-    made.taken_of_quota = 1
-    made.until("FallbackServing")
-    made.taken_of_quota = 0
+    made = degraded_by_a_quota()
     made.until("PromotionBlockedByFallback", 400)
 
     made.taken_of_quota = 1
@@ -216,11 +215,7 @@ def test_a_fallback_is_in_the_way_of_all_that_a_quota_limits(
 
 
 def test_a_swap_within_a_quota() -> None:
-    made = cluster({"promote": {"afterSeconds": 60, "strategy": "swap"}}, quota=2)
-    lose(made, a=2, b=2)
-    made.taken_of_quota = 1
-    made.until("FallbackServing")
-    made.taken_of_quota = 0
+    made = degraded_by_a_quota({"promote": {"afterSeconds": 60, "strategy": "swap"}})
 
     made.until("SwapInProgress", 900)
     waited = made.until("PrimaryServing", 60)
