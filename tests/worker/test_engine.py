@@ -226,16 +226,17 @@ def test_without_max_tokens_the_context_is_filled(tiny, make_engine, generate):
 
 
 @torch.inference_mode()
-def test_prompt_logprobs_equal_transformers_also_in_chunks(tiny, make_engine, complete):
+@pytest.mark.parametrize("length", [1, 16, 17, 49, 50])
+def test_prompt_logprobs_equal_transformers_also_in_chunks(tiny, make_engine, complete, length):
     folder, model = tiny
-    tokens = prompt(50)
+    tokens = prompt(length)
     engine = make_engine(folder, max_batch_tokens=16)
 
     (output,) = complete(engine, [request("a", tokens, max_tokens=0, prompt_logprobs=3)])["a"]
 
     expected = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
     scored = output.prompt_logprobs
-    assert len(scored) == 50
+    assert len(scored) == length
     assert scored[0] is None
     for position, entry in enumerate(scored[1:]):
         assert entry.token_id == tokens[position + 1]

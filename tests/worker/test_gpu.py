@@ -18,6 +18,7 @@ from deepseek_worker.layers.attention import Span, TorchAttention
 from deepseek_worker.layers.paged import DecodingRows, PagedAttention, PagedPlan, PromptRows
 from deepseek_worker.memory.pool import KvPool
 from deepseek_worker.models.decoder import Decoder
+from deepseek_worker.quantization.linears import FEW_TOKENS
 from deepseek_worker.sequence import Request, SamplingParams
 from deepseek_worker.startup import graph_runner, load_engine, torch_runner
 from deepseek_worker.weights import transfer
@@ -400,7 +401,7 @@ def test_the_plain_runner_gives_the_same_first_tokens(folder, called):
         assert output.logprobs[0].logprob == pytest.approx(other.logprobs[0].logprob, abs=0.15)
 
 
-@pytest.mark.parametrize(("step_tokens", "error"), [(64, 0.05), (256, 0.25)])
+@pytest.mark.parametrize(("step_tokens", "error"), [(FEW_TOKENS, 0.05), (256, 0.25)])
 @pytest.mark.parametrize("weights", ["fp8", "int8", "int4"])
 def test_quantized_weights_score_prompts_as_the_plain_runner(weights, step_tokens, error, folder):
     """In short steps inputs stay in 16 bits; in long ones a rounding before moves whole codes."""

@@ -306,17 +306,16 @@ class Engine:
 def _collect_prompt_logprobs(
     entry: Scheduled, result: StepResult
 ) -> tuple[TokenLogprobs | None, ...] | None:
-    """Keep a chunk's prompt logprobs; all of them once the prompt is read."""
+    """Keep a chunk's prompt logprobs; return all of them once the prompt is read.
+
+    The last token of a prompt follows the ones that are scored: where it is a chunk of its own,
+    that chunk brings no scores, and all are returned with its answer.
+    """
     sequence = entry.sequence
-    num_prompt = sequence.num_prompt_tokens
-    if (
-        sequence.request.sampling.prompt_logprobs is None
-        or len(sequence.prompt_logprobs) == num_prompt
-    ):
+    if sequence.request.sampling.prompt_logprobs is None or sequence.are_prompt_logprobs_sent:
         return None
     if not sequence.prompt_logprobs:
         sequence.prompt_logprobs.append(None)
     sequence.prompt_logprobs += result.prompt_logprobs
-    if len(sequence.prompt_logprobs) < num_prompt or entry.end < num_prompt:
-        return None
-    return tuple(sequence.prompt_logprobs)
+    sequence.are_prompt_logprobs_sent = entry.end >= sequence.num_prompt_tokens
+    return tuple(sequence.prompt_logprobs) if sequence.are_prompt_logprobs_sent else None

@@ -167,6 +167,7 @@ class Sequence:
     num_times_passed: int = 0
     """How often a later request was admitted while this one waited for pages."""
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    are_prompt_logprobs_sent: bool = False
 
     def __post_init__(self) -> None:
         """Start from the prompt."""
