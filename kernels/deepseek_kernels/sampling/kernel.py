@@ -477,6 +477,48 @@ def _final_interval(
     return b_low, b_high
 
 
+@triton.jit
+def _drawn_from_all(
+    p_row,
+    i_first,
+    i_end,
+    b_inverse,
+    b_largest,
+    b_least,
+    b_first,
+    b_second,
+    BLOCK: tl.constexpr,
+):
+    """Draw among the tokens of a part of a row that neither top-k nor top-p filters."""
+    b_score = tl.full([], float("-inf"), tl.float32)
+    b_token = tl.full([], _NO_TOKEN, tl.int32)
+    # Shares are rough here, too large by more than the rounding of large logits makes too small.
+    b_slack = tl.exp(1e-4 + tl.abs(b_largest) * 2.0**-21)
+    b_reach = _FIRST_REACH * 2.3283064365386963e-10 * b_slack
+    b_slope = b_inverse * 1.4426950408889634
+    b_offset = -b_largest * 1.4426950408889634
+    for i_token in tl.range(i_first, i_end, BLOCK, num_stages=3):
+        o_tokens = i_token + tl.arange(0, BLOCK)
+        b_logits = tl.load(p_row + o_tokens, mask=o_tokens < i_end, other=float("-inf"))
+        b_logits = b_logits.to(tl.float32)
+        b_share = tl.exp2(tl.fma(b_logits, b_slope, b_offset))
+        b_bits = _random_bits(o_tokens, b_first, b_second)
+        # The leading bits as a number from 1 to 2, which takes no conversion: rounding lets too
+        # many pass and none too few.
+        b_uniform = ((b_bits >> 9) | 0x3F800000).to(tl.float32, bitcast=True)
+        # What is not a number passes, and is looked at below.
+        m_drawn = ~(b_uniform > tl.fma(b_share, b_reach, 1.0))
+        # Most tiles have nothing more to do.
+        if tl.max(m_drawn.to(tl.int32), 0) > 0:
+            b_scaled = _scaled(b_logits, b_inverse)
+            m_drawn &= (b_scaled > float("-inf")) & (b_scaled - b_largest >= b_least)
+            b_tile = tl.where(m_drawn, _noisy(b_scaled, b_bits), float("-inf"))
+            b_tile_score, b_tile_token = _best(b_tile, o_tokens)
+            b_score, b_token = _better(b_score, b_token, b_tile_score, b_tile_token)
+            b_reach = tl.minimum(b_reach, 1.0001 * b_slack * tl.exp(b_largest - b_score))
+    return b_score, b_token
+
+
 @triton.jit(do_not_specialize=["num_splits"])
 def collect_kernel(
     logits_ptr,
@@ -544,6 +586,21 @@ def collect_kernel(
         p_row = logits_ptr + i_row * stride_logits
         i_first = i_split * split_tokens
         i_end = tl.minimum(i_first + split_tokens, vocabulary)
+        is_whole = (~is_k) & (~is_p) & (~is_greedy)
+        if is_whole:
+            b_score, b_token = _drawn_from_all(
+                p_row,
+                i_first,
+                i_end,
+                b_inverse,
+                b_largest,
+                b_least,
+                b_first,
+                b_second,
+                BLOCK,
+            )
+        # Nothing is left of a row that is drawn from as a whole.
+        i_first = tl.where(is_whole, i_end, i_first)
         for i_token in tl.range(i_first, i_end, BLOCK, num_stages=3):
             o_tokens = i_token + tl.arange(0, BLOCK)
             b_scaled = _load_scaled(p_row, o_tokens, o_tokens < i_end, b_inverse)
@@ -951,6 +1008,7 @@ def sample(
         CAPACITY=CAPACITY,
         COLLECTED_K=COLLECTED_K,
         BLOCK=min(wide, 1024),
+        maxnreg=80,
         **options,
     )
     finish_kernel[(rows,)](
