@@ -81,17 +81,19 @@ def silu_mul_row_kernel(
     MAXIMUM: tl.constexpr,
     INTEGER: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     # A row in two blocks wastes less than one padded to a power of two: [0, MAIN), [MAIN, N).
     # The loop lets loads of the next row run beside the work on this one.
     o_main = tl.arange(0, MAIN)
     o_rest = MAIN + tl.arange(0, REST)
+    take_turn(OVERLAP)
     for i_row in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=STAGES):
         i_wide = tl.full([], 0, tl.int64) + i_row
         p_row = gate_up_ptr + i_wide * stride_gate_up
         p_out = out_ptr + i_wide * stride_out
-        b_main = _gated(p_row, o_main, N, False)
-        b_rest = _gated(p_row, o_rest, N, False)
+        b_main = _gated(p_row, o_main, N, OVERLAP)
+        b_rest = _gated(p_row, o_rest, N, OVERLAP)
         b_scale = tl.maximum(
             tl.sum(quantization_scale(b_main, 0, MAXIMUM), 0),
             tl.sum(quantization_scale(b_rest, 0, MAXIMUM), 0),
@@ -137,7 +139,10 @@ def _launch_rows(gate_up: Tensor, out: Tensor, scale: Tensor) -> None:
     row_bytes = 2 * (main + rest) * gate_up.element_size()
     resident = min(8, PIPELINE_BYTES // (2 * row_bytes))
     programs = multiprocessors(gate_up.device) * max(1, resident)
-    silu_mul_row_kernel[(min(tokens, programs),)](
+    # Rows that all run at once have no next one to load: two share a multiprocessor.
+    at_once = tokens <= 2 * multiprocessors(gate_up.device)
+    overlap = overlaps(tokens)
+    silu_mul_row_kernel[(tokens if at_once else min(tokens, programs),)](
         gate_up,
         out,
         scale,
@@ -149,8 +154,10 @@ def _launch_rows(gate_up: Tensor, out: Tensor, scale: Tensor) -> None:
         REST=rest,
         MAXIMUM=MAXIMUM[out.dtype],
         INTEGER=out.dtype == torch.int8,
-        STAGES=3 if resident else 1,
+        STAGES=3 if resident and not at_once else 1,
+        OVERLAP=overlap,
         num_warps=max(4, min(16, main // 1024)),
+        launch_pdl=overlap,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from deepseek_kernels._configs import pick
 from deepseek_kernels.matmul.kernel import (
     gelu,
-    overlaps,
+    is_compiled,
     release_successor,
     skinny,
     wait_for_predecessor,
@@ -78,7 +78,7 @@ def _rows(
 ) -> None:
     tokens, columns = x.shape
     block = triton.next_power_of_2(columns)
-    overlap = overlaps()
+    overlap = is_compiled()
     row_kernel[(tokens,)](
         x,
         weight,

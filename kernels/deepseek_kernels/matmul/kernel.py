@@ -230,6 +230,7 @@ def skinny_kernel(
     GELU: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
+    FAST_SUMS: tl.constexpr,
     NATIVE: tl.constexpr,
     ASYNCHRONOUS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -263,9 +264,10 @@ def skinny_kernel(
 
     INTEGER: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
     ACC: tl.constexpr = tl.int32 if INTEGER and not BLOCK_SCALES else tl.float32
-    # Eight-bit sums inside the matrix unit keep 14 bits: they leave it after 128 columns.
+    # Eight-bit sums inside the matrix unit keep 14 bits: they leave it after 128 columns, which
+    # takes time, unless the caller allows more.
     FP8: tl.constexpr = x_ptr.dtype.element_ty == tl.float8e4nv
-    IMPRECISE: tl.constexpr = SCALE_SIZE if FP8 else None
+    IMPRECISE: tl.constexpr = SCALE_SIZE if FP8 and not FAST_SUMS else None
     if TOKENS_LEFT:
         b_acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
     else:
@@ -347,7 +349,7 @@ def skinny_kernel(
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
 
 
-def overlaps() -> bool:
+def is_compiled() -> bool:
     """Tell whether kernels are compiled: the interpreter has no predecessors and no assembly."""
     return not triton.knobs.runtime.interpret
 
@@ -359,7 +361,7 @@ def gemv(
     rows, columns = weight.shape
     out = torch.empty((1, rows), dtype=x.dtype, device=x.device)
     block_n, block_k = config["block_n"], config["block_k"]
-    overlap = overlaps()
+    overlap = is_compiled()
     gemv_kernel[(triton.cdiv(rows, block_n),)](
         x,
         weight,
@@ -393,12 +395,14 @@ def skinny(
     bias: Tensor | None = None,
     block_scales: bool = False,
     gelu: str | None = None,
+    fast_sums: bool = False,
 ) -> Tensor:
     """Multiply few tokens, `[tokens, in_features]`, with a weight `[out_features, in_features]`.
 
     `config` gives the tile (`block_n`, `block_k`, at most `block_m`), `num_warps`, `num_stages`,
     `per_sm`, the programs for each multiprocessor up to which the sum is split, and optionally
-    `tokens_left`: the tokens and not the weight are the left operand.
+    `tokens_left`: the tokens and not the weight are the left operand. With `fast_sums`, sums of
+    FP8 products stay in the matrix unit.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]
@@ -416,7 +420,7 @@ def skinny(
         elements = tiles * splits * block_n * block_m
         partial = torch.empty(elements, dtype=torch.float32, device=x.device)
         counter = counters(x.device, tiles)
-    overlap = overlaps()
+    overlap = is_compiled()
     skinny_kernel[(tiles, splits)](
         x,
         weight,
@@ -444,6 +448,7 @@ def skinny(
         GELU=gelu,
         EVEN=rows % block_n == 0 and columns % block_k == 0,
         STAGES=config["num_stages"],
+        FAST_SUMS=fast_sums,
         NATIVE=overlap,
         # Four warps share one asynchronous matrix instruction; fewer use the old one.
         ASYNCHRONOUS=config["num_warps"] >= 4,

@@ -38,6 +38,7 @@ _CANDIDATES = (
         (
             (64, 128, 1, 4, 6),
             (64, 128, 1, 4, 8),
+            (64, 128, 2, 4, 4),
             (64, 128, 2, 4, 8),
             (64, 128, 3, 4, 6),
             (64, 128, 4, 4, 6),
@@ -90,10 +91,13 @@ _TILED_CANDIDATES = tuple(
     )
 )
 
+_ONE_ROUND = ({"m": 256, "n": 4096, "k": 4096}, {"m": 256, "n": 4096})
+"""Weights of so few rows that two tiles of tokens for each of their tiles all run at once."""
+
 SPACES = (
     Space(
         op="matmul_w8a8",
-        buckets=buckets((16, 32, 64, 128)),
+        buckets=(*buckets((16, 32, 64, 128))[:-1], *_ONE_ROUND, {}),
         candidates=lambda _limits: _CANDIDATES,
         workload=_workload,
     ),

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepseek_kernels._configs import pick
-from deepseek_kernels.matmul.kernel import overlaps, release_successor, wait_for_predecessor
+from deepseek_kernels.matmul.kernel import is_compiled, release_successor, wait_for_predecessor
 from deepseek_kernels.moe.reference import LOWEST, num_blocks
 
 _LOWEST = tl.constexpr(LOWEST)
@@ -306,7 +306,7 @@ def moe_matmul(
     block_rows = order.shape[0] // blocks
     config = pick("moe_matmul", m=block_rows, n=out_features, k=columns)
     block_n, block_k = config["block_n"], config["block_k"]
-    overlap = overlaps()
+    overlap = is_compiled()
     grouped_kernel[(blocks * triton.cdiv(out_features, block_n),)](
         x,
         weight,
@@ -342,7 +342,7 @@ def moe_combine(rows: Tensor, weights: Tensor) -> Tensor:
     out = torch.empty((tokens, columns), dtype=rows.dtype, device=rows.device)
     if tokens:
         block = min(2048, triton.next_power_of_2(columns))
-        overlap = overlaps()
+        overlap = is_compiled()
         combine_kernel[(tokens, triton.cdiv(columns, block))](
             rows,
             weights,
