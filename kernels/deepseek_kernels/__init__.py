@@ -17,6 +17,7 @@ from deepseek_kernels.layer_norm_gelu_matmul import (
 from deepseek_kernels.lora import lora_add
 from deepseek_kernels.matmul import matmul
 from deepseek_kernels.matmul_w4a16 import (
+    gated_matmul_w4a16,
     matmul_w4a16,
     pack_w4a16,
     quantize_w4a16,
@@ -50,6 +51,7 @@ __all__ = [
     "copy_pages_to_host",
     "fold_layer_norm",
     "gated_matmul",
+    "gated_matmul_w4a16",
     "gather_pages",
     "get_backend",
     "layer_norm",

@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from deepseek_kernels import matmul_w4a16, pack_w4a16, quantize_w4a16, unpack_w4a16
+from deepseek_kernels import (
+    gated_matmul_w4a16,
+    matmul_w4a16,
+    pack_w4a16,
+    quantize_w4a16,
+    unpack_w4a16,
+)
+from deepseek_kernels.gate import reference as gate
 from deepseek_kernels.matmul_w4a16 import cost, reference
 from deepseek_kernels.testing import assert_close
 
@@ -38,6 +45,20 @@ def test_many_tokens_and_bias_equal_the_reference(lane, symmetric):
     out = matmul_w4a16(x, *packed, bias, out_features=70)
 
     assert_close("out", out, reference.matmul_w4a16(x, *packed, bias, 70))
+
+
+@ZEROS
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns"), [(0, 32, 128), (1, 63, 500), (65, 40, 257), (513, 36, 256)]
+)
+def test_gated_product_equals_its_parts(lane, tokens, rows, columns, symmetric):
+    x = lane.randn(tokens, columns) / 16
+    packed = pack_w4a16(*random_weight(lane, 2 * rows, columns, symmetric))
+
+    out = gated_matmul_w4a16(x, *packed, out_features=rows)
+
+    product = reference.matmul_w4a16(x, *packed, None, 2 * rows)
+    assert_close("out", out, gate.silu_mul(product))
 
 
 @ZEROS
@@ -91,6 +112,9 @@ def test_operation_runs_by_the_dispatcher_too(one_lane):
     torch.library.opcheck(
         torch.ops.deepseek.matmul_w4a16, (one_lane.randn(3, 128), *packed, None, 60)
     )
+    torch.library.opcheck(
+        torch.ops.deepseek.gated_matmul_w4a16, (one_lane.randn(3, 128), *packed, 31)
+    )
 
 
 def test_no_tokens_give_no_rows(lane):
@@ -134,6 +158,14 @@ def test_wrong_arguments_are_named(change, message):
 
     with pytest.raises(ValueError, match=message):
         matmul_w4a16(**arguments)
+
+
+def test_gated_rows_are_counted_twice():
+    weight = torch.zeros(2, 2, 8192, dtype=torch.uint8)
+    scale = torch.zeros(2, 128, 2).half()
+
+    with pytest.raises(ValueError, match="twice out_features is 130; allowed is 65 to 128"):
+        gated_matmul_w4a16(torch.zeros(4, 500), weight, scale, out_features=65)
 
 
 def test_codes_above_15_are_refused():

@@ -57,8 +57,9 @@ def test_is_the_gated_product_and_the_one_back(has_bias):
         (Scheme("plain"), 0.01),
         (Scheme("fp8", "8bit"), 0.05),
         (Scheme("int8", "8bit"), 0.02),
+        (Scheme("int4"), 0.01),
     ],
-    ids=["bf16", "fp8", "int8"],
+    ids=["bf16", "fp8", "int8", "int4"],
 )
 def test_kernels_in_one_give_what_they_give_apart(scheme, error, has_bias, tokens):
     layers = made(scheme, torch.bfloat16, torch.device("cuda"), has_bias=has_bias)

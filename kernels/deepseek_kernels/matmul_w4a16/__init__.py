@@ -43,6 +43,49 @@ def matmul_w4a16(
     Raises:
         ValueError: An argument of the wrong type, shape, stride or device.
     """
+    _check(x, weight, scale, zero_point, out_features, "out_features")
+    check_bias(bias, out_features, x)
+    return _matmul_w4a16(x, weight, scale, zero_point, bias, out_features)
+
+
+def gated_matmul_w4a16(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    *,
+    out_features: int,
+) -> Tensor:
+    """Return `silu(x @ gate.T) * (x @ up.T)` for a 4-bit weight.
+
+    The products of few tokens are rounded before they are gated, and perhaps those of many.
+
+    Args:
+        x: As for `matmul_w4a16`.
+        weight: As for `matmul_w4a16`, `2 * out_features` rows: the gate's before the up
+            projection's.
+        scale: As for `matmul_w4a16`.
+        zero_point: As for `matmul_w4a16`.
+        out_features: Of the result.
+
+    Returns:
+        `[tokens, out_features]` in the type of `x`, contiguous.
+
+    Raises:
+        ValueError: An argument of the wrong type, shape, stride or device.
+    """
+    _check(x, weight, scale, zero_point, 2 * out_features, "twice out_features")
+    return _gated_matmul_w4a16(x, weight, scale, zero_point, out_features)
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    rows: int,
+    rows_name: str,
+) -> None:
     check_activations(x)
     check_tensor(
         "weight",
@@ -53,15 +96,13 @@ def matmul_w4a16(
         contiguous=True,
     )
     padded = weight.shape[0] * TILE_ROWS
-    check_range("out_features", out_features, max(0, padded - TILE_ROWS + 1), padded)
+    check_range(rows_name, rows, max(0, padded - TILE_ROWS + 1), padded)
     shape = (weight.shape[1], padded, 2)
     check_tensor("scale", scale, shape=shape, dtypes=SCALES, like=x, contiguous=True)
     if zero_point is not None:
         check_tensor(
             "zero_point", zero_point, shape=shape, dtypes=(torch.uint8,), like=x, contiguous=True
         )
-    check_bias(bias, out_features, x)
-    return _matmul_w4a16(x, weight, scale, zero_point, bias, out_features)
 
 
 def pack_w4a16(
@@ -148,4 +189,11 @@ def _fake(
     return torch.empty((x.shape[0], out_features), dtype=x.dtype, device=x.device)
 
 
+def _gated_fake(
+    x: Tensor, _weight: Tensor, _scale: Tensor, _zero_point: Tensor | None, out_features: int
+) -> Tensor:
+    return torch.empty((x.shape[0], out_features), dtype=x.dtype, device=x.device)
+
+
 _matmul_w4a16 = Operation(reference.matmul_w4a16, fake=_fake)
+_gated_matmul_w4a16 = Operation(reference.gated_matmul_w4a16, fake=_gated_fake)

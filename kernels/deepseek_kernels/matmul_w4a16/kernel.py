@@ -11,8 +11,10 @@ from torch import Tensor
 
 from deepseek_kernels._configs import pick
 from deepseek_kernels._counters import counters
+from deepseek_kernels.gate.kernel import silu_mul
+from deepseek_kernels.gated_matmul.kernel import gated_matmul
 from deepseek_kernels.matmul.kernel import (
-    overlaps,
+    is_compiled,
     prefetch,
     release_successor,
     settle,
@@ -315,7 +317,7 @@ def matmul_w4a16(
     `x` and the library multiplies.
     """
     tokens, columns = x.shape
-    config = pick("matmul_w4a16", m=tokens, n=out_features, k=columns)
+    config = _config(x, out_features)
     if config.get("library"):
         values = dequantize(weight, scale, zero_point, x.dtype, out_features, columns)
         return torch.nn.functional.linear(x, values, None if bias is None else bias.to(x.dtype))
@@ -332,7 +334,7 @@ def matmul_w4a16(
         partial = torch.empty(elements, dtype=torch.float32, device=x.device)
         counter = counters(x.device, tiles)
     padded_rows = weight.shape[0] * TILE_ROWS
-    overlap = overlaps()
+    overlap = is_compiled()
     w4a16_kernel[(tiles, splits)](
         x,
         weight,
@@ -360,6 +362,24 @@ def matmul_w4a16(
         launch_pdl=overlap,
     )
     return out
+
+
+def gated_matmul_w4a16(
+    x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, out_features: int
+) -> Tensor:
+    """Launch the kernels for `reference.gated_matmul_w4a16`.
+
+    A weight that is decoded once is multiplied and gated as a plain one.
+    """
+    rows = 2 * out_features
+    if _config(x, rows).get("library"):
+        values = dequantize(weight, scale, zero_point, x.dtype, rows, x.shape[1])
+        return gated_matmul(x, values)
+    return silu_mul(matmul_w4a16(x, weight, scale, zero_point, None, rows))
+
+
+def _config(x: Tensor, out_features: int) -> dict[str, int]:
+    return pick("matmul_w4a16", m=x.shape[0], n=out_features, k=x.shape[1])
 
 
 def dequantize(

@@ -39,6 +39,15 @@ def matmul_w4a16(
     return (product if bias is None else product + bias.float()).to(x.dtype)
 
 
+def gated_matmul_w4a16(
+    x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None, out_features: int
+) -> Tensor:
+    """Return `silu(x @ gate.T) * (x @ up.T)`, `[tokens, out_features]`, rounded once."""
+    product = matmul_w4a16(x.float(), weight, scale, zero_point, None, 2 * out_features)
+    gate, up = product.chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(x.dtype)
+
+
 def pack_codes(codes: Tensor) -> Tensor:
     """Store codes `[out_features, in_features]` as tiles `[row tiles, column tiles, bytes]`."""
     rows, columns = codes.shape

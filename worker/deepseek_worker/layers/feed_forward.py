@@ -4,7 +4,7 @@ from torch import Tensor
 
 import deepseek_kernels
 from deepseek_worker.layers.activation import silu_and_mul
-from deepseek_worker.layers.linear import Linear, PlainLinear
+from deepseek_worker.layers.linear import Linear
 from deepseek_worker.layers.norm import RmsNorm
 
 
@@ -16,9 +16,10 @@ def feed_forward(
     On a GPU the gate is computed with the product before it or the quantization after it, where
     there is a kernel for that: each saves a pass over the widest activations of the model.
     """
-    if x.is_cuda and isinstance(gate_up, PlainLinear) and gate_up.bias is None:
+    gated_product = gate_up.gated_product() if x.is_cuda else None
+    if gated_product is not None:
         normalised, residual = norm(x, residual)
-        return down(deepseek_kernels.gated_matmul(normalised, gate_up.weight)), residual
+        return down(gated_product(normalised)), residual
     product, residual = norm.into(gate_up, x, residual)
     quantized = down.taking_codes(len(x)) if x.is_cuda else None
     if quantized is None or quantized.input_format is None:

@@ -1,8 +1,8 @@
 """Matrix products with fused weights: q, k and v are one matrix, gate and up another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -93,6 +93,13 @@ class Linear(Layer, Protocol):
     def taking_codes(self, num_tokens: int) -> TakesCodes | None:
         """Itself, if it would quantize an input of so many tokens on a GPU."""
 
+    def gated_product(self) -> "GatedProduct | None":
+        """Gate the first half of the product into the second on a GPU, if that saves a pass."""
+
+
+GatedProduct = Callable[[Tensor], Tensor]
+"""`silu(gate) * up` of a projection's halves: `[tokens, in_features]` to `[tokens, out / 2]`."""
+
 
 class PlainLinear:
     """A weight in the precision of the activations."""
@@ -128,6 +135,12 @@ class PlainLinear:
     def taking_codes(self, num_tokens: int) -> TakesCodes | None:  # noqa: ARG002 - as others
         """Nothing: the input is multiplied as it is."""
         return None
+
+    def gated_product(self) -> GatedProduct | None:
+        """Without a bias."""
+        if self.bias is not None:
+            return None
+        return partial(deepseek_kernels.gated_matmul, weight=self.weight)
 
     def slots(self) -> Iterator[Slot]:
         """One weight, and one bias where there are biases, for each part."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import deepseek_kernels
-from deepseek_worker.layers.linear import Linear, TakesCodes
+from deepseek_worker.layers.linear import GatedProduct, Linear, TakesCodes
 from deepseek_worker.layers.parameters import Slot
 
 
@@ -48,6 +48,10 @@ class AdaptedLinear:
 
     def taking_codes(self, num_tokens: int) -> TakesCodes | None:  # noqa: ARG002 - as others
         """Nothing: adapters multiply the input as it is."""
+        return None
+
+    def gated_product(self) -> GatedProduct | None:
+        """None: adapters add to the product."""
         return None
 
     def slots(self) -> Iterator[Slot]:

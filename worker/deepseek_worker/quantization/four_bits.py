@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from deepseek_kernels import matmul_w4a16, pack_w4a16, quantize_w4a16
+from deepseek_kernels import gated_matmul_w4a16, matmul_w4a16, pack_w4a16, quantize_w4a16
 from deepseek_kernels.matmul_w4a16.reference import (
     SYMMETRIC_ZERO,
     TILE_BYTES,
@@ -14,7 +15,7 @@ from deepseek_kernels.matmul_w4a16.reference import (
     TILE_ROWS,
     quantize_weight,
 )
-from deepseek_worker.layers.linear import RANDOM_STD
+from deepseek_worker.layers.linear import RANDOM_STD, GatedProduct
 from deepseek_worker.quantization.codes import Codes, GroupCodes
 from deepseek_worker.quantization.linears import QuantizedLinear, joined
 from deepseek_worker.quantization.rounding import Inputs, best_scale, compensated, second_moments
@@ -65,6 +66,19 @@ class GroupScaledLinear(QuantizedLinear):
         if len(self.segments) == 1:
             return self.segments[0](x)
         return torch.cat([segment(x) for segment in self.segments], 1)
+
+    def gated_product(self) -> GatedProduct | None:
+        """For one segment in order, without a bias."""
+        first = self.segments[0]
+        if len(self.segments) > 1 or first.order is not None or self.bias is not None:
+            return None
+        return partial(
+            gated_matmul_w4a16,
+            weight=first.weight,
+            scale=first.scale,
+            zero_point=first.zero_point,
+            out_features=first.out_features // 2,
+        )
 
     def weights(self) -> Iterator[Tensor]:
         """Codes, scales, zero points and orders."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from deepseek_worker.errors import BrokenCheckpoint
 from deepseek_worker.layers.linear import (
     RANDOM_STD,
+    GatedProduct,
     InputFormat,
     Linear,
     PlainLinear,
@@ -134,6 +135,10 @@ class QuantizedLinear(ABC):
         columns = self.input_format.group_columns or 1
         return None if self._projection.in_features % columns else self
 
+    def gated_product(self) -> GatedProduct | None:
+        """None, where the layout of the weight has no kernel for it."""
+        return None
+
     @abstractmethod
     def weights(self) -> Iterator[Tensor]:
         """Codes, scales and what else belongs to the weight."""
@@ -217,6 +222,10 @@ class JoinedLinear:
 
     def taking_codes(self, num_tokens: int) -> TakesCodes | None:  # noqa: ARG002 - as others
         """Nothing: the members may take different ones."""
+        return None
+
+    def gated_product(self) -> GatedProduct | None:
+        """None: each member has a part of the product."""
         return None
 
     def slots(self) -> Iterator[Slot]:

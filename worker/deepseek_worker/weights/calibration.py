@@ -18,7 +18,7 @@ from torch import Tensor
 from deepseek_contract.sizing import KvFormat
 from deepseek_worker.errors import BrokenCheckpoint
 from deepseek_worker.layers.attention import Span, TorchAttention
-from deepseek_worker.layers.linear import Linear, TakesCodes
+from deepseek_worker.layers.linear import GatedProduct, Linear, TakesCodes
 from deepseek_worker.layers.norm import RmsNorm
 from deepseek_worker.layers.parameters import Layer, Slot
 from deepseek_worker.memory.pool import KvPool
@@ -105,6 +105,10 @@ class _StandIn:
 
     def taking_codes(self, num_tokens: int) -> TakesCodes | None:  # noqa: ARG002 - as others
         """Nothing: the projection has to see its input."""
+        return None
+
+    def gated_product(self) -> GatedProduct | None:
+        """None: calling the projection is what fills it."""
         return None
 
     def slots(self) -> Iterator[Slot]:
