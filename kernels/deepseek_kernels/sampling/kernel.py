@@ -1008,7 +1008,6 @@ def sample(
         CAPACITY=CAPACITY,
         COLLECTED_K=COLLECTED_K,
         BLOCK=min(wide, 1024),
-        maxnreg=80,
         **options,
     )
     finish_kernel[(rows,)](

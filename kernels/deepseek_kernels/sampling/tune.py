@@ -13,7 +13,7 @@ _SPREAD = 2.5
 
 
 def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
-    rows = {8: 1, 128: 64}.get(limits.get("rows", 0), 256)
+    rows = {8: 1, 64: 64}.get(limits.get("rows", 0), 256)
     logits = (torch.randn(rows, _VOCABULARY, device="cuda") * _SPREAD).bfloat16()
     keep_all = torch.zeros(rows, dtype=torch.int32, device="cuda")
     one = torch.ones(rows, device="cuda")
@@ -27,6 +27,7 @@ _NAMES = ("levels", "pivots", "block", "programs")
 _CANDIDATES = tuple(
     dict(zip(_NAMES, one, strict=True))
     for one in (
+        (2, 16, 256, 1),
         (2, 32, 128, 1),
         (2, 32, 256, 1),
         (3, 16, 256, 1),
@@ -40,7 +41,7 @@ _CANDIDATES = tuple(
 SPACES = (
     Space(
         op="sampling",
-        buckets=({"rows": 8}, {"rows": 128}, {}),
+        buckets=({"rows": 8}, {"rows": 64}, {}),
         candidates=lambda _limits: _CANDIDATES,
         workload=_workload,
     ),
