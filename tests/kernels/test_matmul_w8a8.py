@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from deepseek_kernels import matmul_w8a8, quantize, quantize_weight, quantize_weight_blocks
-from deepseek_kernels.matmul_w8a8 import reference
+from deepseek_kernels.matmul_w8a8 import kernel, reference
 from deepseek_kernels.testing import assert_close
 
 FP8 = torch.float8_e4m3fn
@@ -28,6 +28,19 @@ def test_product_by_rows_equals_its_reference(lane, tokens, rows, columns, dtype
     out = matmul_w8a8(x, x_scale, weight, scale, bias, dtype=lane.dtype)
 
     expected = reference.matmul_w8a8(x, x_scale, weight, scale, bias, lane.dtype)
+    assert_close("out", out, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [96, 200, 512])
+@pytest.mark.parametrize("columns", [kernel.FAST_COLUMNS, kernel.FAST_COLUMNS + 128, 18944])
+def test_sums_are_as_exact_as_the_output_at_any_length(tokens, columns):
+    x, x_scale = quantize(torch.randn(tokens, columns, device="cuda").bfloat16())
+    weight, scale = quantize_weight(torch.randn(1024, columns, device="cuda").bfloat16())
+
+    out = matmul_w8a8(x, x_scale, weight, scale, dtype=torch.bfloat16)
+
+    expected = reference.matmul_w8a8(x, x_scale, weight, scale, None, torch.bfloat16)
     assert_close("out", out, expected)
 
 
