@@ -2,7 +2,8 @@
 
 A result file is `{"gpu", "versions", "commit", "ceilings": {name: number}, "rows": [...]}`; a row
 has `name`, `value` and `unit`, `better` ("higher" or "lower"), and where there is one a `bar`, a
-`note`, the name in words, `what`, and a `curve`: points of one table. Plots lie beside the file,
+`note`, the `commit` it was measured at, the name in words, `what`, and a `curve`: points of one
+table. Plots lie beside the file,
 under names that begin with its own.
 """
 
@@ -26,9 +27,9 @@ HEAD = """\
 
 The command above each table measures it, with the packages that `make setup` puts into `.venv`;
 anyone can repeat it. A bar is what a figure has to reach; a figure that does not is shown as
-missed. Ceilings are what the machine itself reached in the same run. A row whose code has changed
-since says so. A commit that a result file names and the history lacks is of earlier code, which
-was changed before it was committed here.
+missed. Ceilings are what the machine itself reached in the last run. Rows are measured again when
+their code has changed much, each with the commit that it names; one that the history lacks is of
+earlier code, which was changed before it was committed here.
 """
 
 
@@ -66,8 +67,8 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
     verdicts = [met for row in result["rows"] if (met := is_met(row)) is not None]
     if verdicts:
         lines += ["", f"{sum(verdicts)} of {len(verdicts)} bars are met."]
-    lines += ["", "| what | measured | unit | bar | |", "|---|---:|---|---:|---|"]
-    lines += [_row(row) for row in result["rows"]]
+    lines += ["", "| what | measured | unit | bar | | commit |", "|---|---:|---|---:|---|---|"]
+    lines += [_row({"commit": result["commit"]} | row) for row in result["rows"]]
     for row in result["rows"]:
         if points := row.get("curve"):
             lines += [
@@ -90,8 +91,15 @@ def _row(row: dict[str, Any]) -> str:
     bar = "" if met is None else ("≥ " if row["better"] == "higher" else "≤ ") + _number(row["bar"])
     verdict = {True: "met", False: "**missed**", None: ""}[met]
     remark = "; ".join(filter(None, (verdict, row.get("note"))))
-    what = row.get("what", row["name"])
-    return f"| {what} | {_number(row['value'])} | {row['unit']} | {bar} | {remark} |"
+    cells = (
+        row.get("what", row["name"]),
+        _number(row["value"]),
+        row["unit"],
+        bar,
+        remark,
+        row["commit"][:7],
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _number(value: float) -> str:

@@ -35,13 +35,14 @@ def test_a_bar_is_met_or_missed(changes: dict[str, Any], expected: bool | None) 
 
 def test_a_missed_bar_is_shown_as_missed(tmp_path: Path) -> None:
     (tmp_path / "cpu").mkdir()
-    result = {"gpu": None, "versions": {"python": "3.11"}, "commit": "", "rows": [row()]}
-    result["rows"] += [row(value=0.5), row(bar=None)]
+    result = {"gpu": None, "versions": {"python": "3.11"}, "commit": "b1", "rows": [row()]}
+    result["rows"] += [row(value=0.5, commit="a9"), row(bar=None)]
     (tmp_path / "cpu/engine.json").write_text(json.dumps(result))
 
     page = performance.page(tmp_path)
 
-    assert "| a | 2 | s | ≤ 1 | **missed** |" in page
+    assert "| a | 2 | s | ≤ 1 | **missed** | b1 |" in page
+    assert "| a | 0.5 | s | ≤ 1 | met | a9 |" in page
     assert "1 of 2 bars are met." in page
 
 
