@@ -141,6 +141,31 @@ def test_what_needs_logits_on_the_host_equals_the_reference(sampling, make_both,
             assert_close(given.prompt_logprobs, wanted.prompt_logprobs)
 
 
+@pytest.mark.parametrize("length", [8, 12])
+@pytest.mark.parametrize("max_tokens", [0, 1, 8])
+def test_prompt_logprobs_come_also_where_their_pages_go_before_they_are_seen(
+    max_tokens, length, make_both, complete
+):
+    # The last chunk is launched, and the next step's tokens take its pages.
+    reference, ahead = make_both(
+        page_tokens=1,
+        kv_cache_bytes=40 * PAGE_BYTES // 16,
+        max_context_tokens=40,
+        max_batch_tokens=3,
+    )
+    older = [request(str(n), prompt(6, n), max_tokens=30) for n in range(2)]
+    scored = request("a", prompt(length, 3), max_tokens=max_tokens, prompt_logprobs=1)
+
+    outputs = complete(ahead, [*older, scored])["a"]
+
+    expected = complete(reference, [scored])["a"]
+    assert ahead.stats().num_preemptions > 0
+    assert tokens_of({"a": outputs}) == tokens_of({"a": expected})
+    (given,) = (o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None)
+    (wanted,) = (o.prompt_logprobs for o in expected if o.prompt_logprobs is not None)
+    assert_close(given, wanted)
+
+
 def penalized_requests():
     """Greedy ones with each kind of penalties among some without."""
     changes = {"max_tokens": 30, "temperature": 0.0}

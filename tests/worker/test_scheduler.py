@@ -376,13 +376,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             sequence = entry.sequence
             if sequence not in self.live:
                 continue
-            is_kept = num_preemptions == sequence.num_preemptions
-            if is_kept:
+            if num_preemptions == sequence.num_preemptions:
                 self.subject.register(entry)
             if is_sampled:
                 is_over = self.subject.resolve(entry, token) is not None
             else:
-                is_over = is_kept and entry.end >= sequence.max_total_tokens
+                is_over = entry.end >= sequence.max_total_tokens
             if is_over:
                 self.subject.finish(sequence)
                 self.live.remove(sequence)

@@ -232,11 +232,10 @@ class Engine:
                 "the model's output is not finite; if this repeats, its weights are broken or "
                 "its dtype is too narrow",
             )
-        prompt_logprobs = None
-        is_kept = launched.num_preemptions == sequence.num_preemptions
-        if is_kept:
+        if launched.num_preemptions == sequence.num_preemptions:
             self.scheduler.register(entry)
-            prompt_logprobs = _collect_prompt_logprobs(entry, result)
+        # What was computed stays true when the pages are gone.
+        sequence.prompt_logprobs += result.prompt_logprobs
         reason: FinishReason | None = None
         sampled = result.sampled if launched.is_sampled else None
         token_ids: tuple[int, ...] = ()
@@ -245,12 +244,14 @@ class Engine:
             token_ids = (sampled.token_id,)
             reason = self.scheduler.resolve(entry, sampled.token_id)
             self.counters.generated_tokens += 1
-        elif is_kept and entry.end >= sequence.max_total_tokens:
+        elif entry.end >= sequence.max_total_tokens:
             reason = "length"
         else:
             return None
+        prompt_logprobs = None
         if entry.end == sequence.num_prompt_tokens:
             # Its first token, or none asked for: once for each request.
+            prompt_logprobs = _prompt_logprobs(sequence)
             self.counters.prompt_tokens += sequence.num_prompt_tokens
             self.counters.cached_tokens += sequence.num_cached_tokens
         guide = sequence.request.guide
@@ -303,19 +304,8 @@ class Engine:
             self.scheduler.max_batch_tokens = min(grown, self.limits.max_batch_tokens)
 
 
-def _collect_prompt_logprobs(
-    entry: Scheduled, result: StepResult
-) -> tuple[TokenLogprobs | None, ...] | None:
-    """Keep a chunk's prompt logprobs; return all of them once the prompt is read.
-
-    The last token of a prompt follows the ones that are scored: where it is a chunk of its own,
-    that chunk brings no scores, and all are returned with its answer.
-    """
-    sequence = entry.sequence
-    if sequence.request.sampling.prompt_logprobs is None or sequence.are_prompt_logprobs_sent:
+def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprobs | None, ...] | None:
+    """Of every token of a prompt that is read, if they were asked for."""
+    if sequence.request.sampling.prompt_logprobs is None:
         return None
-    if not sequence.prompt_logprobs:
-        sequence.prompt_logprobs.append(None)
-    sequence.prompt_logprobs += result.prompt_logprobs
-    sequence.are_prompt_logprobs_sent = entry.end >= sequence.num_prompt_tokens
-    return tuple(sequence.prompt_logprobs) if sequence.are_prompt_logprobs_sent else None
+    return (None, *sequence.prompt_logprobs)

@@ -97,14 +97,10 @@ def are_finite(sampled: Sampled | None, prompt_logprobs: tuple[TokenLogprobs, ..
 def prompt_rows_to_score(entry: Scheduled, chunk: int) -> Iterator[tuple[slice, list[int]]]:
     """Rows of an entry and the prompt tokens that follow them, at most `chunk` at once."""
     sequence = entry.sequence
-    num_prompt = sequence.num_prompt_tokens
-    if (
-        sequence.request.sampling.prompt_logprobs is None
-        or len(sequence.prompt_logprobs) == num_prompt
-    ):
+    if not sequence.lacks_prompt_logprobs:
         return
     # Position p scores the token at p + 1.
-    last = min(entry.end, num_prompt - 1)
+    last = min(entry.end, sequence.num_prompt_tokens - 1)
     for first in range(entry.start, last, chunk):
         end = min(first + chunk, last)
         rows = slice(first - entry.start, end - entry.start)

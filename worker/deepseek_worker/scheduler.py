@@ -264,8 +264,6 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.num_registered_pages = 0
         sequence.num_preemptions += 1
-        if len(sequence.prompt_logprobs) < sequence.num_prompt_tokens:
-            sequence.prompt_logprobs.clear()
         self.num_preemptions += 1
         self._enqueue(sequence)
 
@@ -295,6 +293,9 @@ class Scheduler:
         sequence.pages = cached + self.pool.allocate(num_missing)
         sequence.num_computed_tokens = len(cached) * self.page_tokens
         sequence.num_registered_pages = len(cached)
+        if sequence.lacks_prompt_logprobs:
+            # Its prompt is read from the start.
+            sequence.prompt_logprobs.clear()
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         sequence.slot = self._free_slots.pop()
@@ -305,7 +306,7 @@ class Scheduler:
         """Pages to share. The newest token is always computed: its logits are wanted."""
         if not self.prefix_cache:
             return []
-        if sequence.request.sampling.prompt_logprobs is not None and not sequence.prompt_logprobs:
+        if sequence.lacks_prompt_logprobs:
             return []
         return self.pool.match(
             self._digests(sequence, (len(sequence.tokens) - 1) // self.page_tokens)

@@ -166,8 +166,8 @@ class Sequence:
     num_preemptions: int = 0
     num_times_passed: int = 0
     """How often a later request was admitted while this one waited for pages."""
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    are_prompt_logprobs_sent: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's second token and those after it, as far as they are known."""
 
     def __post_init__(self) -> None:
         """Start from the prompt."""
@@ -193,6 +193,12 @@ class Sequence:
         """Whether no further step is needed: the last token is chosen, or none was asked for."""
         num_needed = max(self.num_prompt_tokens, self.max_total_tokens - 1)
         return self.num_computed_tokens >= num_needed
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt are asked for, and not all of them are known."""
+        is_asked = self.request.sampling.prompt_logprobs is not None
+        return is_asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def needs_known_tokens(self) -> bool:
