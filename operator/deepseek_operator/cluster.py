@@ -56,12 +56,14 @@ from deepseek_operator.kinds import (
     Kind,
     Manifest,
     Reference,
+    is_owned_by,
     optional_kinds,
     reference,
     watched_kinds,
 )
 from deepseek_operator.loader import MODEL_LABEL, waits_for_pod
-from deepseek_operator.plan import Observed, Plan, is_owned_by
+from deepseek_operator.observed import Observed
+from deepseek_operator.plan import Plan
 from deepseek_operator.pods import is_running, names_quota, refusal_of
 from deepseek_operator.probe import Target
 from deepseek_operator.recovery import (

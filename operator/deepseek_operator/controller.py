@@ -24,7 +24,8 @@ from deepseek_operator.errors import ApiError
 from deepseek_operator.fleet import Fleet, Units
 from deepseek_operator.health import Health
 from deepseek_operator.kinds import TENANT_KINDS, Manifest
-from deepseek_operator.plan import Observed, Plan, plan
+from deepseek_operator.observed import Observed
+from deepseek_operator.plan import Plan, plan
 from deepseek_operator.probe import Prober, Target
 from deepseek_operator.recovery import new_switches, trusted
 from deepseek_operator.settings import Settings

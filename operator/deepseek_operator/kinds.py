@@ -117,3 +117,9 @@ def reference(manifest: Manifest) -> Reference:
     """The reference of a manifest."""
     metadata = manifest["metadata"]
     return Reference(manifest["kind"], metadata["namespace"], metadata["name"])
+
+
+def is_owned_by(live: Manifest, uid: str) -> bool:
+    """Whether an object says that it belongs to the object of this uid."""
+    owners = live["metadata"].get("ownerReferences") or []
+    return any(owner.get("uid") == uid for owner in owners)

@@ -65,6 +65,12 @@ def refusal_of(deployment: Manifest | None) -> Manifest | None:
     return None
 
 
+def creation_refusal(deployment: Manifest | None) -> str | None:
+    """Why the API server refuses to create the Deployment's pods, in its own words."""
+    condition = refusal_of(deployment)
+    return None if condition is None else str(condition.get("message", ""))
+
+
 def with_refusal(deployment: Manifest, words: str) -> Manifest:
     """The Deployment, its pods refused in other words."""
     conditions = [

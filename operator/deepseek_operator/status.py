@@ -20,8 +20,9 @@ from deepseek_contract.status import (
 )
 from deepseek_operator.devices import unavailable
 from deepseek_operator.kinds import AUTOSCALER, HTTP_ROUTE, SCALED_OBJECT, Manifest, Reference
-from deepseek_operator.plan import Observed, Plan, creation_refusal
-from deepseek_operator.pods import Trouble, is_ready, names_quota, worst_trouble
+from deepseek_operator.observed import Observed
+from deepseek_operator.plan import Plan
+from deepseek_operator.pods import Trouble, creation_refusal, is_ready, names_quota, worst_trouble
 from deepseek_operator.recovery import new_switches, sentence_of, was_used_up
 from deepseek_operator.render import MODEL_ANNOTATION, selector
 from deepseek_operator.tiers import PRIMARY, tiers_of

@@ -12,7 +12,8 @@ from deepseek_contract.deployment import DeepSeekDeploymentSpec
 from deepseek_operator.devices import Supply
 from deepseek_operator.kinds import DEPLOYMENT, JOB, SECRET, Manifest, Reference, reference
 from deepseek_operator.loader import MODEL_LABEL
-from deepseek_operator.plan import Observed, Plan, plan
+from deepseek_operator.observed import Observed
+from deepseek_operator.plan import Plan, plan
 from deepseek_operator.quota import PodLimit
 from deepseek_operator.render import TOKEN_KEY, foreign_claims, selector
 from deepseek_operator.settings import Settings
@@ -87,6 +88,16 @@ def pod_of(
     return {
         "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status,
     }  # fmt: skip
+
+
+def claim(phase: str = "Bound", modes: tuple[str, ...] = ("ReadWriteOnce",)) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "weights", "namespace": "team", "uid": "uid-of-weights"},
+        "spec": {"accessModes": list(modes)},
+        "status": {"phase": phase},
+    }
 
 
 def unschedulable(message: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") -> Any:

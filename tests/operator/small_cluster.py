@@ -17,7 +17,8 @@ from test_fleet import node as node_manifest
 
 from deepseek_operator.fleet import Fleet
 from deepseek_operator.kinds import DEPLOYMENT, Manifest
-from deepseek_operator.plan import Observed, Plan, plan
+from deepseek_operator.observed import Observed
+from deepseek_operator.plan import Plan, plan
 from deepseek_operator.pods import is_ready, refusal_of
 from deepseek_operator.render import TIER_LABEL
 from deepseek_operator.status import status_of

@@ -15,7 +15,8 @@ from deepseek_operator.cluster import Cluster, Name
 from deepseek_operator.errors import ClusterBusyError, ConflictError
 from deepseek_operator.kinds import WATCHED_KINDS, Manifest
 from deepseek_operator.loader import MODEL_LABEL
-from deepseek_operator.plan import Plan, creation_refusal
+from deepseek_operator.plan import Plan
+from deepseek_operator.pods import creation_refusal
 from deepseek_operator.recovery import QUARANTINE_LABEL, Decision, Ending, Sick
 from deepseek_operator.render import (
     DEPLOYMENT_LABEL,

@@ -28,7 +28,7 @@ from deepseek_contract.deployment import (
     DeepSeekDeploymentSpec,
 )
 from deepseek_operator.kinds import Manifest
-from deepseek_operator.plan import Observed
+from deepseek_operator.observed import Observed
 from deepseek_operator.render import (
     Owner,
     cache_name,

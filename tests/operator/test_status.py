@@ -7,7 +7,7 @@ from scenes import CPU, HUB, NOW, Simulation, condition, ended, pod_of, unschedu
 
 from deepseek_contract.status import REASONS, DeepSeekDeploymentStatus
 from deepseek_operator.kinds import Reference
-from deepseek_operator.plan import Observed
+from deepseek_operator.observed import Observed
 from deepseek_operator.recovery import CAUSE_ANNOTATION, QUARANTINE_LABEL, REASON_ANNOTATION
 from deepseek_operator.status import Refusal, invalid_status, is_transition, notes, status_of
 
