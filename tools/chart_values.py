@@ -129,7 +129,7 @@ class PodMonitors(ValueModel):
     namespaces; needs the CRDs of the Prometheus operator. `auto`: where helm finds them in the
     cluster. For a Prometheus of another kind there is `files/scrape-config.yaml`."""
     labels: Labels = {}
-    """Labels by which a Prometheus selects them."""
+    """Labels by which a Prometheus selects them, of other keys than the chart's own."""
     interval_seconds: Annotated[int, Field(ge=1, le=30)] = 15
     """How often they are scraped. Autoscaling bridges a failed scrape for a minute."""
 
@@ -220,7 +220,7 @@ class Values(ValueModel):
     pod_annotations: Labels = {}
     """Annotations of the operator's pod."""
     pod_labels: Labels = {}
-    """Labels of the operator's pod."""
+    """Labels of the operator's pod, of other keys than the chart's own."""
     node_selector: Labels = {}
     """Labels that the operator's node must have."""
     affinity: FreeForm = {}

@@ -564,6 +564,40 @@ def test_wrong_values_are_refused_by_name(chart: Any, flag: str, said: str) -> N
     assert said in chart.refusal(flag)
 
 
+@pytest.mark.parametrize(
+    ("path", "key", "own"),
+    [
+        ("podLabels", "app.kubernetes.io/name", "deepseek-operator"),
+        ("podLabels", "app.kubernetes.io/instance", "deepseek"),
+        ("podMonitor.labels", "app.kubernetes.io/name", "deepseek-operator"),
+        ("podMonitor.labels", "app.kubernetes.io/managed-by", "Helm"),
+        ("podMonitor.labels", "helm.sh/chart", f"deepseek-operator-{app_version()}"),
+    ],
+)
+def test_a_label_that_the_chart_sets_itself_is_refused(
+    chart: Any, path: str, key: str, own: str
+) -> None:
+    """It would stand in the manifest twice, and which one counts is up to who reads it."""
+    said = chart.refusal(
+        "--set=podMonitor.enabled=true", f"--set-json={path}={json.dumps({'a': 'b', key: 'mine'})}"
+    )
+
+    assert f"{path} has {key}=mine, but the chart sets that label itself, to {own};" in said
+    assert f"{path} may have any labels but app.kubernetes.io/instance, " in said
+
+
+def test_no_manifest_names_a_key_twice() -> None:
+    text = rendering.template("deepseek", WITHOUT_CRDS, *EVERYTHING, "--set=podMonitor.labels.a=b")
+
+    class Once(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value]
+            assert len(keys) == len(set(keys)), node.start_mark
+            return super().construct_mapping(node, deep)
+
+    assert list(yaml.load_all(text, Once))
+
+
 def test_the_api_server_takes_every_object_of_every_scope(chart: Any) -> None:
     scopes: dict[str, tuple[str, ...]] = {
         "deepseek": (),

@@ -44,6 +44,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
+{{/*
+Labels that a value adds to the chart's own: of other keys, since a key may stand in a map once.
+Takes the value's path, the value, the template of the chart's own, and the root.
+*/}}
+{{- define "deepseek-operator.otherLabels" -}}
+{{- $path := index . 0 -}}
+{{- $labels := index . 1 -}}
+{{- $own := include (index . 2) (index . 3) | fromYaml -}}
+{{- range $key := keys $labels | sortAlpha -}}
+{{- if hasKey $own $key -}}
+{{- fail (printf "%s has %s=%s, but the chart sets that label itself, to %s; %s may have any labels but %s: leave those out" $path $key (get $labels $key) (get $own $key) $path (keys $own | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $labels -}}
+{{- end -}}
+
 {{/* An image by digest, by tag, or by the chart's appVersion. Takes the image and the root. */}}
 {{- define "deepseek-operator.image" -}}
 {{- $image := index . 0 -}}
