@@ -13,6 +13,7 @@ from deepseek_contract.placement import Affinity, Toleration, TopologySpread
 from deepseek_contract.quantity import Quantity, amount
 from deepseek_contract.schema import ApiModel, Rule, keyed, keys_match, no_doubles
 from deepseek_contract.text import (
+    PREFIX_LENGTH,
     QUALIFIED_NAME,
     SUBDOMAIN,
     DataKey,
@@ -172,6 +173,8 @@ class Resources(ApiModel):
             "limits",
             f"{_REQUESTED}|{_DEVICE}",
             "limits may name cpu, memory, ephemeral-storage and devices such as rdma/hca",
+            # A quota's name for them is to be a qualified name too.
+            longest_prefix=PREFIX_LENGTH - len(QUOTA_RESOURCES),
         ),
         keys_match(
             "requests",

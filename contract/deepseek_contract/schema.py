@@ -14,6 +14,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
+from deepseek_contract.text import PREFIX_LENGTH, has_short_prefix
+
 # kubectl leaves the message out under the other two, FieldValueRequired and FieldValueDuplicate.
 Reason = Literal["FieldValueInvalid", "FieldValueForbidden"]
 
@@ -223,22 +225,32 @@ def keyed(*keys: str, max_items: int) -> Any:
     return Field(max_length=max_items, json_schema_extra=extra)
 
 
-def keys_match(field: str, pattern: str, message: str) -> Rule:
+def keys_match(
+    field: str, pattern: str, message: str, *, longest_prefix: int = PREFIX_LENGTH
+) -> Rule:
     """Keys of a map have no pattern in a structural schema, so a rule checks them.
 
     Args:
         field: The map's name in Python.
         pattern: What each key must match from end to end.
         message: What is allowed.
+        longest_prefix: The most characters before the `/` of a key, where the pattern has one.
     """
     compiled = re.compile(pattern)
 
     def hold(part: Any) -> bool:
-        return all(compiled.fullmatch(key) for key in getattr(part, field) or {})
+        return all(
+            compiled.fullmatch(key) and has_short_prefix(key, longest_prefix)
+            for key in getattr(part, field) or {}
+        )
 
     alias = to_camel(field)
+    each = f"k.matches(r'^({pattern})$')"
+    if "/" in pattern:
+        each += f" && k.indexOf('/') <= {longest_prefix}"
+        message += f", with at most {longest_prefix} characters before the /"
     return Rule(
-        cel=f"!has(self.{alias}) || self.{alias}.all(k, k.matches(r'^({pattern})$'))",
+        cel=f"!has(self.{alias}) || self.{alias}.all(k, {each})",
         holds=hold,
         message=message,
         field_path=f".{alias}",

@@ -22,17 +22,24 @@ SOURCES = (
     "nodePath:///models",
 )
 FLAGS = ("--seed=1", "--dtype=float32", "--prefix-cache")
-LABELS = ("zone", "node.example/gpu")
+LABELS = ("zone", "node.example/gpu", f"{'p' * 253}/gpu")
+NO_LABELS = ("not a label", "-", f"{'p' * 254}/gpu")
 # What only a rule checks: values that are right, and values that are wrong.
 POOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "source": (SOURCES, ("hf://r1", "pvc://models/../r1", "s3://bucket/r1", "package://a b")),
     "extraArgs[]": (FLAGS, ("--model=/m", "--unknown")),
-    "nodeSelector": (LABELS, ("not a label", "-")),
-    "matchLabels": (LABELS, ("not a label", "-")),
-    "annotations": (LABELS, ("not a label", "-")),
+    "nodeSelector": (LABELS, NO_LABELS),
+    "matchLabels": (LABELS, NO_LABELS),
+    "annotations": (LABELS, NO_LABELS),
     "limits": (
-        ("cpu", "memory", "rdma/hca"),
-        ("memroy", "nvidia.com/gpu", "requests.amd.com/gpu", "a.kubernetes.io/b"),
+        ("cpu", "memory", "rdma/hca", f"{'p' * 244}/hca"),
+        (
+            "memroy",
+            "nvidia.com/gpu",
+            "requests.amd.com/gpu",
+            "a.kubernetes.io/b",
+            f"{'p' * 245}/hca",
+        ),
     ),
     "requests": (("cpu", "memory", "ephemeral-storage"), ("memroy", "rdma/hca", "nvidia.com/gpu")),
 }
@@ -121,6 +128,8 @@ def variations(schema: Schema, name: str, seen: set[str] | None = None) -> Itera
             yield from (*right, *wrong, "a", "A", "a-b", "a.b", "a/b", "-", "a-", "a:b", "1g.18gb")
             yield from ("a" * schema["maxLength"], "a" * (schema["maxLength"] + 1), "a\n", "é")
             yield from (".", "..", ".a", "..a")
+            # Of qualified names the part before the slash has a limit of its own.
+            yield from (f"{'p' * 253}/a", f"{'p' * 254}/a")
 
 
 def _object_variations(schema: Schema, name: str, seen: set[str]) -> Iterator[Any]:

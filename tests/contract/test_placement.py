@@ -36,7 +36,9 @@ def test_comparing_takes_one_whole_number(values: list[str] | None) -> None:
         NodeRequirement.parse({"key": "cores", "operator": "Gt", "values": values})
 
 
-@pytest.mark.parametrize("key", ["", "a b", "A.example/x", f"a.example/{'x' * 64}"])
+@pytest.mark.parametrize(
+    "key", ["", "a b", "A.example/x", f"a.example/{'x' * 64}", f"{'p' * 254}/x"]
+)
 def test_what_is_no_label_cannot_be_selected_by(key: str) -> None:
-    with pytest.raises(ValidationError, match="matchLabels may only name labels"):
+    with pytest.raises(ValidationError, match="matchLabels may only name labels, with at most 253"):
         LabelSelector.parse({"matchLabels": {key: "x"}})

@@ -22,8 +22,8 @@ def test_patterns_use_only_what_every_engine_reads_alike(pattern: str) -> None:
         ("ObjectName", ["a", "a.b-c"], ["", "a..b", ".a", "A", "a" * 254]),
         (
             "QualifiedName",
-            ["a", "A_b.c", "x.example/Y"],
-            ["", "/a", "a/", "a/b/c", "A.example/b c"],
+            ["a", "A_b.c", "x.example/Y", f"{'p' * 253}/{'n' * 63}"],
+            ["", "/a", "a/", "a/b/c", "A.example/b c", f"{'p' * 254}/n", f"p/{'n' * 64}"],
         ),
         ("LabelValue", ["", "a", "A_b.c-1"], ["-", "a-", "a/b", "a" * 64]),
         (
