@@ -43,6 +43,10 @@ class Seen:
     """Since when the API server refuses pods for a quota."""
     over_quota: str = ""
     """Its words."""
+    refused_since: datetime | None = None
+    """Since when it refuses them for another reason, such as an admission policy."""
+    refusal: str = ""
+    """Its words."""
     leaves_at: datetime | None = None
     """When the last pod that is ending will have given back its units."""
     bound: Mapping[str, int] = field(default_factory=dict)
@@ -93,6 +97,7 @@ def see(
     ]
     refusal = refusal_of(deployment) or {}
     words = str(refusal.get("message", ""))
+    refused_since = _time(refusal.get("lastTransitionTime"), now) if refusal else None
     is_over_quota = names_quota(words)
     return Seen(
         exists=deployment is not None,
@@ -106,8 +111,10 @@ def see(
             sorted(_time(condition.get("lastTransitionTime"), now) for condition in unschedulable)
         ),
         words=unschedulable[0].get("message", "") if unschedulable else "",
-        over_quota_since=_time(refusal.get("lastTransitionTime"), now) if is_over_quota else None,
+        over_quota_since=refused_since if is_over_quota else None,
         over_quota=words if is_over_quota else "",
+        refused_since=refused_since if not is_over_quota else None,
+        refusal=words if not is_over_quota else "",
         leaves_at=max(ends) + timedelta(seconds=LEAVING_SECONDS) if ends else None,
         bound=Counter(node for pod in holding if (node := pod["spec"].get("nodeName"))),
         num_placed=sum(_is_placed(pod, is_counted) for pod in live) + len(unschedulable),
@@ -184,6 +191,16 @@ class View:
         return self.seen.num_ready == 0 and trouble is not None and trouble.reason in _HOPELESS
 
     @property
+    def is_refused(self) -> bool:
+        """Whether it has no pod, since none is let in: a quota frees up, a policy does not."""
+        return self.seen.num_pods == 0 and self.seen.refused_since is not None
+
+    @property
+    def cannot_run(self) -> bool:
+        """Whether it is hopeless, or will be if what refuses its pods goes on to."""
+        return self.is_hopeless or self.is_refused
+
+    @property
     def ready_since(self) -> datetime | None:
         """Since when as many pods answer as have to."""
         since = self.seen.ready_since
@@ -209,7 +226,7 @@ class View:
         """Since when too few pods answer and waiting alone does not help."""
         if self.is_hopeless:
             return self._too_few_since(self.seen.down_since)
-        return self.starved_since
+        return self.seen.refused_since if self.is_refused else self.starved_since
 
     def _too_few_since(self, down: Iterable[datetime]) -> datetime:
         """Since when so many are down that fewer than needed are left."""

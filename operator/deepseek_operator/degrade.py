@@ -58,7 +58,7 @@ def _promises(case: Case, decision: Decision) -> tuple[tuple[str, Units], ...]:
     for view in case.fallbacks:
         asked = decision.replicas.get(view.name, 0)
         coming = (asked if view.most is None else min(asked, view.most)) - view.seen.num_placed
-        if coming > 0 and view.seen.over_quota_since is None:
+        if coming > 0 and not (view.seen.over_quota_since or view.seen.refused_since):
             places = room.places(view, coming)
             promises += places
             room = room.less(places)

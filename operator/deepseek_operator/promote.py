@@ -55,7 +55,8 @@ def on_fallback(case: Case) -> Decision:
     if swap.is_blocked(case):
         return swap.wait(case, replicas, memory)
     primary = case.primary.seen
-    is_undecided = primary.num_pods < case.primary.wanted and primary.over_quota_since is None
+    is_refused = primary.over_quota_since is not None or primary.refused_since is not None
+    is_undecided = primary.num_pods < case.primary.wanted and not is_refused
     if memory.phase == "blocked" and not is_undecided:
         memory = replace(memory, phase="degraded", since=case.now)
     return _waiting(case, replicas, memory)
@@ -132,7 +133,7 @@ def _fallback_missing(case: Case, replicas: dict[str, int], memory: Memory) -> D
     decision = _handed_over(case, following, coming, replicas, memory)
     if decision is not None:
         return decision
-    if coming or (current.is_hopeless and not following):
+    if coming or (current.cannot_run and not following):
         return waiting
     return replace(no_capacity(case, f"fallback {why}", replicas), memory=memory)
 
@@ -160,7 +161,7 @@ def _handed_over(
     if gives_way:
         asked[PRIMARY] = decision.replicas[PRIMARY]
         memory = refused(case, memory)
-    if current.is_hopeless and chosen.tier.rank < current.tier.rank:
+    if current.cannot_run and chosen.tier.rank < current.tier.rank:
         memory = paused(case, memory)
     return replace(
         decision,
@@ -173,7 +174,7 @@ def _following(case: Case, current: View) -> list[View]:
     """The fallbacks that may take over from one that is stuck, in the order of trying."""
     worse = [view for view in case.fallbacks if view.tier.rank > current.tier.rank]
     better = [view for view in case.fallbacks if view.tier.rank < current.tier.rank]
-    if current.is_hopeless:
+    if current.cannot_run:
         # Of several that cannot run none is tried again and again without a pause.
         next_step = case.memory.next_step
         may_go_back = next_step is None or next_step <= case.now
@@ -187,6 +188,8 @@ def _plight(view: View) -> str:
     trouble = view.seen.trouble
     if view.is_hopeless and trouble is not None:
         return f"cannot run: {trouble.message}"
+    if view.is_refused:
+        return f"cannot run, its pods are refused: {view.seen.refusal!r}"
     return f"finds no place: {view.lack!r}"
 
 
@@ -272,10 +275,10 @@ def _with_trial(
 
 def _has_failed(case: Case, trial: View) -> bool:
     """Whether a better fallback that was started finds no place, cannot run, or takes too long."""
-    since = trial.starved_since
-    is_starved = since is not None and since + case.rules.degrade_after <= case.now
+    since = trial.stuck_since
+    is_stuck = since is not None and since + case.rules.degrade_after <= case.now
     is_late = case.memory.next_step is not None and case.memory.next_step <= case.now
-    return trial.is_hopeless or is_starved or is_late
+    return trial.is_hopeless or is_stuck or is_late
 
 
 def _standing(case: Case, view: View) -> Literal["fits", "blocked", "away"]:
@@ -303,5 +306,7 @@ def _growth(case: Case, serving: View) -> int:
 def _with_one_fewer(serving: View) -> int:
     """Pods of a fallback that has one to spare; the next goes once the one before is gone."""
     seen = serving.seen
-    is_changing = seen.leaves_at is not None or seen.num_pods != seen.asked
-    return seen.asked if is_changing else seen.asked - 1
+    # Pods that are refused are not waited for.
+    is_coming = seen.num_pods < seen.asked and seen.refused_since is None
+    is_changing = seen.leaves_at is not None or seen.num_pods > seen.asked or is_coming
+    return seen.asked if is_changing else seen.num_pods - 1

@@ -141,11 +141,12 @@ def go_on(case: Case) -> Decision:
 
 def _failure(case: Case) -> str | None:
     """Why the primary will not answer with the fallback's units, as far as that shows yet."""
-    seen = case.primary.seen
+    primary, seen = case.primary, case.primary.seen
     elapsed = (case.now - (case.memory.since or case.now)).total_seconds()
-    if seen.over_quota_since is not None and elapsed > case.rules.drain_seconds:
-        return f"its pods are refused: {seen.over_quota!r}"
-    if case.primary.is_hopeless and seen.trouble is not None:
+    refusal = seen.over_quota or seen.refusal
+    if refusal and seen.num_pods < primary.needed and elapsed > case.rules.drain_seconds:
+        return f"its pods are refused: {refusal!r}"
+    if primary.is_hopeless and seen.trouble is not None:
         return seen.trouble.message
     is_placed = not seen.unschedulable_since and (seen.bound or not seen.down_since)
     if elapsed > case.rules.drain_seconds + BIND_SECONDS and not is_placed:

@@ -19,7 +19,7 @@ from deepseek_operator.fleet import Fleet
 from deepseek_operator.kinds import DEPLOYMENT, Manifest
 from deepseek_operator.observed import Observed
 from deepseek_operator.plan import Plan, plan
-from deepseek_operator.pods import is_ready, refusal_of
+from deepseek_operator.pods import is_ready, names_quota, refusal_of
 from deepseek_operator.render import TIER_LABEL
 from deepseek_operator.status import status_of
 
@@ -52,6 +52,8 @@ class SmallCluster(Simulation):
     first_refusal: str | None = None
     """Why the first of refused pods is refused, if it is not the quota: the Deployment says only
     that, and of the quota only events tell, which wake nobody."""
+    refused: set[str] = field(default_factory=set)
+    """Tiers whose pods an admission policy refuses."""
     is_visible: bool = True
     """Whether the operator may see nodes."""
     broken: set[str] = field(default_factory=set)
@@ -242,10 +244,15 @@ class SmallCluster(Simulation):
                 {
                     "type": "ReplicaFailure",
                     "status": "True",
-                    "message": self.first_refusal or self._over_quota(live),
+                    "message": self.first_refusal or self._refusal(live),
                     "lastTransitionTime": stamp(self.now),
                 }
             ]
+
+    def _refusal(self, live: Manifest) -> str:
+        if live["metadata"]["labels"][TIER_LABEL] in self.refused:
+            return 'pods "x" is forbidden: ValidatingAdmissionPolicy "gate" denied request: no.'
+        return self._over_quota(live)
 
     def _over_quota(self, live: Manifest) -> str:
         asked, used = self._gpus_of_template(live), self._used_of_quota()
@@ -258,16 +265,18 @@ class SmallCluster(Simulation):
         """Why pods are refused now, from some seconds after the first one was."""
         shown = stamp(self.now - timedelta(seconds=EVENT_SECONDS))
         return {
-            key.name: self._over_quota(live)
+            key.name: self._refusal(live)
             for key, live in self.objects.items()
             if key.kind == DEPLOYMENT.kind
             and (condition := refusal_of(live)) is not None
-            and condition["message"] == self.first_refusal
+            and not names_quota(condition["message"])
             and condition["lastTransitionTime"] <= shown
         }
 
     def _create(self, tier: str, live: Manifest) -> bool:
         number = self._gpus_of_template(live)
+        if tier in self.refused:
+            return False
         if self.quota is not None and self._used_of_quota() + number > self.quota:
             return False
         template = live["spec"]["template"]["metadata"]

@@ -1,5 +1,6 @@
 """What is seen of a tier's pods, and what would fit where."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -85,6 +86,22 @@ class TestSee:
         assert seen.words == "0/2 nodes are available."
         assert seen.num_placed == 1
 
+    @pytest.mark.parametrize(
+        ("words", "is_quota"),
+        [("exceeded quota: gpus", True), ("denied by policy", False)],
+        ids=["a quota", "a policy"],
+    )
+    def test_a_refusal_is_for_a_quota_or_for_something_that_stays(
+        self, words: str, *, is_quota: bool
+    ) -> None:
+        conditions = [said("ReplicaFailure", "True", 3, message=words)]
+
+        seen = see({"spec": {"replicas": 1}, "status": {"conditions": conditions}}, [], at(60))
+
+        assert seen.over_quota_since == (at(3) if is_quota else None)
+        assert seen.refused_since == (None if is_quota else at(3))
+        assert (seen.over_quota, seen.refusal) == ((words, "") if is_quota else ("", words))
+
     def test_a_bound_pod_is_placed_once_its_units_are_counted(self) -> None:
         pods = [pod("x", on="a"), pod("y", on="a"), pod("z")]
 
@@ -129,6 +146,13 @@ class TestView:
 
         assert view(1, 1, seen).stuck_since == at(1)
         assert view(1, 1, seen).starved_since is None
+
+    def test_one_without_a_pod_is_stuck_since_none_is_let_in(self) -> None:
+        refused = Seen(asked=2, refused_since=at(1), refusal="denied")
+
+        assert view(1, 2, refused).stuck_since == at(1)
+        assert view(1, 2, refused).starved_since is None
+        assert view(1, 2, replace(refused, down_since=(at(2),))).stuck_since is None
 
     def test_its_own_pod_that_is_ending_is_waited_for(self) -> None:
         seen = Seen(asked=1, down_since=(NOW,), unschedulable_since=(NOW,), leaves_at=at(40))

@@ -41,6 +41,7 @@ HAPPENINGS = st.one_of(
     _happening("a_quota_is_set", st.tuples(st.sampled_from([None, 1, 2, 3, 5]), st.integers(0, 2))),
     _happening("pods_break", st.sets(st.sampled_from(TIERS), max_size=2)),
     _happening("models_turn_out_too_large", st.sets(st.sampled_from(TIERS), max_size=2)),
+    _happening("a_policy_refuses", st.sets(st.sampled_from(TIERS), max_size=2)),
     _happening("a_person_pins", st.sampled_from([None, None, "primary", "small", "nobody"])),
     _happening("the_status_is_lost", st.none()),
     _happening("the_operators_clock_jumps", st.sampled_from([0, 400, -400, 100_000, -100_000])),
@@ -121,6 +122,9 @@ class DegradeMachine(RuleBasedStateMachine):
         self.site.too_large = tiers
         self.site.others()
 
+    def a_policy_refuses(self, tiers: set[str]) -> None:
+        self.site.refused = tiers
+
     def a_person_pins(self, pin: str | None) -> None:
         self.site.pin = pin
 
@@ -164,10 +168,13 @@ class DegradeMachine(RuleBasedStateMachine):
         # With room enough no tier that cannot run keeps another one from serving.
         site.gpus, site.taken, site.quota, site.broken = dict(NODES), {}, None, set()
         site.pin, site.operator_is_ahead = None, timedelta()
+        # That a policy refuses the primary's pods is no reason to leave it.
+        site.refused.discard("primary")
         site.run(SETTLED_SECONDS)
-        assert site.num_ready() >= 1, (site.degraded, site.message)
+        can_run = set(TIERS) - site.too_large - site.refused
+        assert site.num_ready() >= 1 or not can_run, (site.degraded, site.message)
         # And when all is well again, the primary serves alone.
-        site.too_large = set()
+        site.too_large, site.refused = set(), set()
         site.run(SETTLED_SECONDS)
         if site.degraded != "PrimaryServing":
             # With surge, or without sight of the nodes, a fallback may hold what it needs.

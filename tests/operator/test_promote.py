@@ -177,6 +177,61 @@ class TestHandOver:
         assert made.status["degrade"]["degradations"] == 1
         assert "since fallback medium cannot run: Pod chat-medium-" in told
 
+    def test_one_whose_pods_are_refused_hands_over_to_the_next_after_the_usual_time(self) -> None:
+        made = cluster(CHAIN, gpus={"a": 4}, refused={"medium"})
+        lose(made, a=3)
+        made.until("FallbackStarting")
+
+        started = made.now
+        while "small" not in made.tiers():
+            made.second()
+        waited, told = (made.now - started).total_seconds(), made.message
+        made.until("FallbackServing")
+
+        assert 58 <= waited <= 64
+        assert made.tiers() == {"primary": 1, "small": 1}
+        assert 'since fallback medium cannot run, its pods are refused: \'pods "x" is' in told
+        assert 'ValidatingAdmissionPolicy "gate" denied request' in told
+
+    def test_one_that_is_let_in_within_that_time_stays(self) -> None:
+        made = cluster(CHAIN, gpus={"a": 4}, refused={"medium"})
+        lose(made, a=3)
+        made.until("FallbackStarting")
+        made.run(50)
+
+        made.refused = set()
+        made.until("FallbackServing")
+
+        assert made.tiers() == {"primary": 1, "medium": 1}
+
+    def test_a_refusal_for_a_quota_is_none_that_stays(self) -> None:
+        """The first words were of something else, and only events tell the newest."""
+        made = cluster(CHAIN, gpus={"a": 4}, first_refusal="no token", quota=4, taken_of_quota=4)
+        lose(made, a=3)
+
+        made.until("NoCapacity")
+        told = made.message
+        made.quota = None
+        made.run(2 * START)
+
+        assert "fallback small finds no place" in told
+        assert made.num_ready() == 1
+
+    def test_refused_ones_are_tried_in_turn_with_a_pause(self) -> None:
+        made = cluster(CHAIN, gpus={"a": 4}, refused={"medium", "small"})
+        lose(made, a=3)
+        made.until("FallbackStarting")
+        runs = [made.tiers()]
+        for _ in range(1800):
+            made.second()
+            if made.tiers() != runs[-1]:
+                runs.append(made.tiers())
+        made.refused = {"small"}
+        made.until("FallbackServing", 900)
+
+        assert 6 <= len(runs) <= 14
+        assert made.tiers() == {"primary": 1, "medium": 1}
+
     def test_where_there_is_no_next_it_is_told_why(self) -> None:
         made = cluster(too_large={"small"})
         lose(made, a=1)
@@ -333,6 +388,19 @@ class TestBetter:
         assert 3 <= len(tries) <= 5
         assert made.status["degrade"]["degradations"] == 1
 
+    def test_one_whose_pods_are_refused_goes_again(self) -> None:
+        made = self.small_serves()
+        made.refused = {"medium"}
+        made.taken["a"] = 1
+        made.run(120 + START)
+        both = made.tiers()
+
+        made.run(60)
+
+        assert "medium" in both
+        assert made.tiers() == {"primary": 1, "small": 1}
+        assert min(made.ready_log) >= 1
+
     def test_one_that_flaps_does_not_displace_the_one_that_serves(self) -> None:
         made = self.small_serves()
         made.taken["a"] = 1
@@ -373,6 +441,22 @@ class TestBetter:
         made.until("Promoting")
         assert made.tiers()["small"] == 1
         assert min(made.ready_log) >= 1
+
+    def test_pods_that_are_refused_do_not_keep_others_from_making_room(self) -> None:
+        made = cluster({"replicas": 3}, gpus={"a": 2, "b": 2, "c": 2})
+        lose(made, a=1, b=1, c=1)
+        made.until("FallbackServing")
+        made.run(20)
+        made.refused = {"small"}
+        made.pods.remove(next(pod for pod in made.pods if pod["spec"].get("nodeName") == "c"))
+        made.taken["c"] = 2
+        made.run(20)
+        assert (made.tiers()["small"], made.num_ready("small")) == (3, 2)
+
+        made.taken["a"] = 0
+
+        made.until("Promoting")
+        assert made.num_ready("small") == 1
 
     def test_the_last_pod_that_is_needed_stays(self) -> None:
         made = cluster({"replicas": 2, "minAvailable": 2}, gpus={"a": 2, "b": 2})

@@ -1,11 +1,12 @@
 """A primary that fits only on the units of the fallback that serves."""
 
 import itertools
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from degrading import START, TWO_GPUS, cluster, degraded, give_back, lose
+from degrading import START, TWO_GPUS, cluster, degraded, end_pods, give_back, lose
 from scenes import NOW, spec_of
 from small_cluster import DRAIN_SECONDS, GPU, SmallCluster
 
@@ -94,6 +95,46 @@ def test_a_swap_whose_primary_is_refused_is_undone_once_the_fallback_has_drained
 
     assert undone <= 43 + 10
     assert "could not take its place back, its pods are refused" in str(made.status["history"])
+
+
+def test_a_swap_whose_primary_a_policy_refuses_is_undone_as_soon() -> None:
+    document = {"promote": {"afterSeconds": 60, "strategy": "swap"}}
+    made = degraded(document, gpus={"a": 2})
+    give_back(made)
+    made.until("SwapInProgress")
+    end_pods(made, "primary")
+    made.refused = {"primary"}
+
+    undone = made.until("FallbackStarting", 200)
+    made.until("FallbackServing")
+
+    assert undone <= 43 + 10
+    assert "could not take its place back, its pods are refused" in str(made.status["history"])
+
+
+def test_a_swap_is_not_undone_for_a_pod_that_is_refused_where_enough_are_let_in() -> None:
+    (primary, small) = tiers_of(spec_of(TWO_GPUS | {"replicas": 2}))
+    one_loads = Seen(
+        exists=True, asked=2, down_since=(NOW,), bound={"a": 1}, over_quota_since=NOW,
+        over_quota="exceeded quota: team",
+    )  # fmt: skip
+    case = Case(
+        views=(View(primary, 2, one_loads), View(small, 2, Seen())),
+        rules=Rules(),
+        room=Room(),
+        memory=Memory("swapping", NOW, "small"),
+        now=NOW + timedelta(seconds=60),
+    )
+
+    assert decide(case).reason == "SwapInProgress"
+    assert decide(_refused(case)).reason == "FallbackStarting"
+
+
+def _refused(case: Case) -> Case:
+    """The same without the pod that was let in."""
+    primary, small = case.views
+    seen = replace(primary.seen, down_since=(), bound={})
+    return replace(case, views=(replace(primary, seen=seen), small))
 
 
 def test_where_the_fallback_does_not_fit_any_more_either_both_are_waited_for() -> None:
