@@ -130,7 +130,12 @@ def pod_trouble(pod: Manifest) -> Trouble | None:
     if found is not None:
         return found
     name = pod["metadata"]["name"]
-    for container in status.get("containers") or []:
+    containers = status.get("containers") or []
+    # A sidecar that runs, or an init container that has done its work, is ready by itself.
+    behind = [container for container in containers if not container.get("ready")]
+    if containers and not behind:
+        return _not_ready(name, is_started=True)
+    for container in behind:
         found = _container_trouble(name, container)
         if found is not None:
             return found

@@ -16,6 +16,9 @@ from deepseek_operator.pods import (
 
 RUNNING = {"running": {"startedAt": "2026-05-01T12:00:00Z"}}
 TOO_LARGE = '{"reason": "ModelTooLarge", "message": "needs 9 GiB, has 4 GiB: use a smaller one"}'
+# What an admission webhook may have added to the worker's container.
+SIDECAR = {"state": RUNNING, "started": True, "ready": True}
+DONE = {"state": ended("", exit_code=0, reason="Completed"), "started": False, "ready": True}
 
 CASES = {
     "it answers": (pod_of(ready=True), None),
@@ -51,6 +54,29 @@ CASES = {
     ),
     "it answered once, crashed and is back": (
         pod_of(containers=[{"state": RUNNING, "started": True, "lastState": ended("x")}]),
+        "PodsNotReady",
+    ),
+    "it loads beside a sidecar that runs": (
+        pod_of(containers=[SIDECAR, {"state": RUNNING, "started": False}]), "ModelLoading",
+    ),
+    "its sidecar came up again after a crash": (
+        pod_of(
+            containers=[SIDECAR | {"lastState": ended("x")}, {"state": RUNNING, "started": False}]
+        ),
+        "ModelLoading",
+    ),
+    "it is being created after an init container": (
+        pod_of(containers=[DONE, waiting("PodInitializing")]), "RolloutInProgress",
+    ),
+    "it loads after an init container": (
+        pod_of(containers=[DONE, {"state": RUNNING, "started": False}]), "ModelLoading",
+    ),
+    "its init container fails": (
+        pod_of(containers=[{"state": ended("no route")}, waiting("PodInitializing")]),
+        "WorkerCrashing",
+    ),
+    "all its containers are ready and something outside says no": (
+        pod_of(containers=[SIDECAR, {"state": RUNNING, "started": True, "ready": True}]),
         "PodsNotReady",
     ),
     "the model is too large": (
