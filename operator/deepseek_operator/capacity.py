@@ -285,6 +285,11 @@ class Room:
         wish = self._wishes.get(view.name)
         return wish.requests if wish is not None else {}
 
+    def charges(self, view: View) -> Units:
+        """What ResourceQuotas count of one pod of a tier, by their keys."""
+        wish = self._wishes.get(view.name)
+        return wish.charges if wish is not None else {}
+
     def places(self, view: View, most: int) -> list[tuple[str, Units]]:
         """The nodes that so many pods would go to, as far as they fit, and the units they take."""
         if self._fleet is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -94,6 +94,19 @@ class Wish:
     node_affinity: tuple[Manifest, ...] = ()
     """Terms of the required node affinity, one of which must hold; none means any node."""
     tolerations: tuple[Manifest, ...] = ()
+    limits: Units = field(default_factory=dict)
+    """No matter to the scheduler, but to quotas."""
+
+    @property
+    def charges(self) -> Units:
+        """What ResourceQuotas count of the pod, by their keys."""
+        return {
+            **self.requests,
+            **{f"requests.{resource}": number for resource, number in self.requests.items()},
+            **{f"limits.{resource}": number for resource, number in self.limits.items()},
+            PODS: 1,
+            "count/pods": 1,
+        }
 
 
 class Fleet:
@@ -313,27 +326,13 @@ def wish_of(pod_spec: Manifest) -> Wish:
         node_selector=pod_spec.get("nodeSelector") or {},
         node_affinity=tuple(affinity.get("nodeSelectorTerms") or ()),
         tolerations=tuple(pod_spec.get("tolerations") or ()),
+        limits=limits_of(pod_spec),
     )
 
 
 def requests_of(pod_spec: Manifest) -> dict[str, int]:
-    """What the scheduler sets aside for a pod.
-
-    Source: "Resource sharing within containers" of the Kubernetes documentation: containers add
-    up, the largest init container counts where it needs more, sidecars count with both.
-    """
-    total: Counter[str] = Counter()
-    for container in pod_spec.get("containers") or []:
-        total.update(_requests(container))
-    sidecars: Counter[str] = Counter()
-    peak: Counter[str] = Counter()
-    for container in pod_spec.get("initContainers") or []:
-        if container.get("restartPolicy") == "Always":
-            sidecars.update(_requests(container))
-            peak |= sidecars
-        else:
-            peak |= sidecars + Counter(_requests(container))
-    total = (total + sidecars) | peak
+    """What the scheduler sets aside for a pod."""
+    total = _total(pod_spec, _requests)
     of_the_pod = (pod_spec.get("resources") or {}).get("requests") or {}
     for resource, amount in of_the_pod.items():
         total[resource] = units(resource, amount)
@@ -342,10 +341,44 @@ def requests_of(pod_spec: Manifest) -> dict[str, int]:
     return {sys.intern(resource): number for resource, number in total.items() if number > 0}
 
 
-def _requests(container: Manifest) -> dict[str, int]:
+def limits_of(pod_spec: Manifest) -> dict[str, int]:
+    """What a pod may use at most, of the resources that have a limit."""
+    total = {**_total(pod_spec, _limits), **_limits(pod_spec)}
+    for resource, amount in (pod_spec.get("overhead") or {}).items():
+        if resource in total:
+            total[resource] += units(resource, amount)
+    return total
+
+
+def _total(pod_spec: Manifest, amounts_of: Callable[[Manifest], Units]) -> Counter[str]:
+    """What the containers of a pod come to.
+
+    Source: "Resource sharing within containers" of the Kubernetes documentation: containers add
+    up, the largest init container counts where it needs more, sidecars count with both.
+    """
+    total: Counter[str] = Counter()
+    for container in pod_spec.get("containers") or []:
+        total.update(amounts_of(container))
+    sidecars: Counter[str] = Counter()
+    peak: Counter[str] = Counter()
+    for container in pod_spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":
+            sidecars.update(amounts_of(container))
+            peak |= sidecars
+        else:
+            peak |= sidecars + Counter(amounts_of(container))
+    return (total + sidecars) | peak
+
+
+def _requests(container: Manifest) -> Units:
     resources = container.get("resources") or {}
     # The API server copies a limit where there is no request.
     amounts = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {resource: units(resource, amount) for resource, amount in amounts.items()}
+
+
+def _limits(container: Manifest) -> Units:
+    amounts = (container.get("resources") or {}).get("limits") or {}
     return {resource: units(resource, amount) for resource, amount in amounts.items()}
 
 

@@ -23,7 +23,7 @@ from deepseek_operator.degrade_case import (
     stamp,
 )
 from deepseek_operator.fallbacks import first_that_fits, no_capacity, primary_serves, start
-from deepseek_operator.fleet import PODS, units
+from deepseek_operator.fleet import units
 from deepseek_operator.tiers import PRIMARY
 
 BIND_SECONDS = 60.0
@@ -61,11 +61,10 @@ def _is_blocked_by_quota(case: Case) -> bool:
     held: Counter[str] = Counter()
     for view in case.active:
         number = sum(created < refused_at for created in view.seen.created_at)
-        for resource, amount in case.room.requests(view).items():
-            held[resource] += amount * number
-        held[PODS] += number
+        for key, amount in case.room.charges(view).items():
+            held[key] += amount * number
     return bool(limited) and all(
-        requested.get(key, 0) + used.get(key, 0) - held[key.removeprefix("requests.")] <= most
+        requested.get(key, 0) + used.get(key, 0) - held[key] <= most
         for key, most in limited.items()
     )
 
@@ -73,9 +72,9 @@ def _is_blocked_by_quota(case: Case) -> bool:
 def _amounts(text: str) -> dict[str, int]:
     amounts = {}
     for part in text.split(","):
-        key, _, amount = part.partition("=")
+        key, _, amount = (word.strip() for word in part.partition("="))
         try:
-            amounts[key.strip()] = units(key.strip().removeprefix("requests."), amount.strip())
+            amounts[key] = units(key.removeprefix("requests.").removeprefix("limits."), amount)
         except ValueError:
             continue
     return amounts

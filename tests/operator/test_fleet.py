@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_operator.fleet import Fleet, Wish, admits, node_of, requests_of, wish_of
+from deepseek_operator.fleet import Fleet, Wish, admits, limits_of, node_of, requests_of, wish_of
 from deepseek_operator.kinds import Manifest
 
 GPU = "nvidia.com/gpu"
@@ -200,6 +200,41 @@ PLACES = {
         node(taints=[{"key": "t", "effect": "NoSchedule"}]), False,
     ),
 }  # fmt: skip
+
+
+class TestCharges:
+    """What a ResourceQuota counts of a pod."""
+
+    def test_requests_limits_and_the_pod_itself(self) -> None:
+        resources = {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", GPU: "1"}}
+
+        charges = wish_of({"containers": [{"resources": resources}]}).charges
+
+        assert charges == {
+            "cpu": 500,
+            "requests.cpu": 500,
+            "limits.cpu": 2000,
+            GPU: 1,
+            f"requests.{GPU}": 1,
+            f"limits.{GPU}": 1,
+            "pods": 1,
+            "count/pods": 1,
+        }
+
+    def test_limits_of_containers_add_up_unless_the_pod_has_its_own(self) -> None:
+        """An overhead adds to a limit, and makes none."""
+        one = {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
+        spec = {
+            "containers": [one, {}],
+            "initContainers": [
+                {"resources": {"limits": {"cpu": "3"}}},
+                {"restartPolicy": "Always", **one},
+            ],
+            "overhead": {"cpu": "250m", "ephemeral-storage": "1Gi"},
+        }
+
+        assert limits_of(spec) == {"cpu": 3250, "memory": 2 * 2**30}
+        assert limits_of({**spec, "resources": {"limits": {"cpu": "2"}}})["cpu"] == 2250
 
 
 class TestPlaces:

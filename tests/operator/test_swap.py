@@ -204,19 +204,25 @@ def test_it_is_in_the_way_no_more_once_others_are() -> None:
 
 OVER_GPUS = f"requested: requests.{GPU}=2, used: requests.{GPU}=1, limited: requests.{GPU}=2"
 
+OVER_LIMITS = (
+    "requested: limits.cpu=4,limits.memory=12Gi, used: limits.cpu=2500m,limits.memory=4Gi,"
+    " limited: limits.cpu=5,limits.memory=12Gi"
+)
+
 
 def refused_beside_a_fallback(amounts: str, *, made_at: int) -> Decision:
     """A quota refuses the primary at `NOW`, and a pod of the fallback was made seconds after it."""
     primary, small = tiers_of(spec_of(TWO_GPUS))
     moment = NOW + timedelta(seconds=made_at)
     words = f"exceeded quota: team, {amounts}"
+    wish = Wish(requests={GPU: 1, "cpu": 500}, limits={GPU: 1, "cpu": 2000, "memory": 4 << 30})
     refused = Seen(exists=True, over_quota_since=NOW, over_quota=words)
     serving = Seen(exists=True, asked=1, ready_since=(moment,), created_at=(moment,))
     return decide(
         Case(
             views=(View(primary, 1, refused), View(small, 1, serving)),
             rules=Rules(),
-            room=Room({"small": Wish(requests={GPU: 1})}),
+            room=Room({"small": wish}),
             memory=Memory("degraded", NOW, "small", next_attempt=NOW + timedelta(seconds=15)),
             now=NOW + timedelta(seconds=2),
         )
@@ -242,10 +248,26 @@ def test_a_refusal_tells_only_of_pods_that_were_made_before_it(made_at: int, rea
         (OVER_GPUS, True),
         ("requested: pods=1, used: pods=2, limited: pods=2", True),
         ("requested: pods=1, used: pods=3, limited: pods=2", False),
+        ("requested: count/pods=1, used: count/pods=2, limited: count/pods=2", True),
+        ("requested: cpu=1, used: cpu=1, limited: cpu=1500m", True),
+        ("requested: cpu=1, used: cpu=1, limited: cpu=1400m", False),
+        (OVER_LIMITS, True),
+        (OVER_LIMITS.replace("used: limits.cpu=2500m", "used: limits.cpu=4"), False),
         (OVER_GPUS.replace(": ", ": pods=1,").replace("limited: pods=1", "limited: pods=0"), False),
         ("requested: pods=1, used: pods=2, limited: pods=few", False),
     ],
-    ids=["devices", "pods", "others' pods too", "one of two", "no quantity"],
+    ids=[
+        "devices",
+        "pods",
+        "others' pods too",
+        "objects",
+        "requests by their short name",
+        "too few of these",
+        "limits",
+        "others' limits too",
+        "one of two",
+        "no quantity",
+    ],
 )
 def test_a_fallback_is_in_the_way_of_all_that_a_quota_limits(
     amounts: str, *, is_blocked: bool
