@@ -77,7 +77,7 @@ def see(
     Args:
         deployment: The tier's, or None.
         pods: The tier's.
-        now: For times that are missing.
+        now: For times that are missing, and for pods that have just started.
         is_counted: Whether the units of a pod, as `namespace/name`, are counted on its node;
             absent, as soon as it is bound.
     """
@@ -118,7 +118,7 @@ def see(
         leaves_at=max(ends) + timedelta(seconds=LEAVING_SECONDS) if ends else None,
         bound=Counter(node for pod in holding if (node := pod["spec"].get("nodeName"))),
         num_placed=sum(_is_placed(pod, is_counted) for pod in live) + len(unschedulable),
-        trouble=worst_trouble(live),
+        trouble=worst_trouble(live, now),
     )
 
 

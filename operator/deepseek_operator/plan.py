@@ -26,7 +26,7 @@ from deepseek_operator.fleet import wish_of
 from deepseek_operator.kinds import DEPLOYMENT, SECRET, Manifest, is_owned_by, reference
 from deepseek_operator.models import model_state
 from deepseek_operator.observed import Observed
-from deepseek_operator.pods import creation_refusal, is_ready, names_quota
+from deepseek_operator.pods import creation_refusal, first_look_seconds, is_ready, names_quota
 from deepseek_operator.render import (
     MODEL_ANNOTATION,
     PIN_ANNOTATION,
@@ -152,6 +152,7 @@ def plan(
         draft.look_again(REASON_CHECK_SECONDS)
     if decision.again_seconds is not None:
         draft.look_again(decision.again_seconds)
+    _await_first_looks(observed.pods, now, draft)
     return Plan(
         apply=tuple(draft.to_apply),
         create=tuple(draft.to_create),
@@ -370,6 +371,14 @@ def _scale(tier: ScaledTier, settings: Settings, observed: Observed, draft: Draf
         draft.ensure(with_hash(wanted), observed.children)
     if tier.foreign or autoscale.is_obstructed(tier, settings):
         draft.look_again(SCALING_CHECK_SECONDS)
+
+
+def _await_first_looks(pods: tuple[Manifest, ...], now: datetime, draft: Draft) -> None:
+    """Nobody tells that a worker had the time to be seen ready, and was not."""
+    for pod in pods:
+        seconds = first_look_seconds(pod, now)
+        if seconds is not None:
+            draft.look_again(seconds)
 
 
 def _is_held_back(tier: Tier, observed: Observed, model: ModelState) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from deepseek_contract.status import ReadyReason
 from deepseek_operator.kinds import Manifest
@@ -43,6 +44,10 @@ _MOST_TELLING_FIRST: tuple[ReadyReason, ...] = (
     "ModelLoading",
     "RolloutInProgress",
 )
+
+FIRST_LOOK_SECONDS = 10.0
+"""How long the node of a worker that has started may take to see that it is ready, which it asks
+by itself: at once or after the probe's period of 5 s, for 2 s at the most."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +116,41 @@ def has_run(pod: Manifest) -> bool:
     )
 
 
-def worst_trouble(pods: Iterable[Manifest]) -> Trouble | None:
+def worst_trouble(pods: Iterable[Manifest], now: datetime) -> Trouble | None:
     """The most telling trouble among pods; those that are ending do not count."""
     troubles = [
         trouble
         for pod in pods
-        if "deletionTimestamp" not in pod["metadata"] and (trouble := pod_trouble(pod)) is not None
+        if "deletionTimestamp" not in pod["metadata"]
+        and (trouble := _starting(pod, now) or pod_trouble(pod)) is not None
     ]
     return min(troubles, key=lambda t: _MOST_TELLING_FIRST.index(t.reason), default=None)
+
+
+def first_look_seconds(pod: Manifest, now: datetime) -> float | None:
+    """How long the node of a worker that has just started may still take to see that it is ready.
+
+    None once it has had the time, of a pod that was ready since its process began, and where it is
+    not known when the process began or the node told of it.
+    """
+    behind = [c for c in pod["status"].get("containers") or [] if not c.get("ready")]
+    if "toldAt" not in pod or not all(container.get("started") for container in behind):
+        return None
+    begins = [((c.get("state") or {}).get("running") or {}).get("startedAt", "") for c in behind]
+    conditions = pod["status"].get("conditions") or []
+    since = [c.get("lastTransitionTime") for c in conditions if c["type"] == "Ready"]
+    if not begins or not all(time is not None and time <= min(begins) for time in since):
+        return None
+    age = (now - datetime.fromisoformat(pod["toldAt"])).total_seconds()
+    # A clock that is far from the node's must not put the look off.
+    return FIRST_LOOK_SECONDS - age if abs(age) < FIRST_LOOK_SECONDS else None
+
+
+def _starting(pod: Manifest, now: datetime) -> Trouble | None:
+    if first_look_seconds(pod, now) is None:
+        return None
+    name = pod["metadata"]["name"]
+    return Trouble("ModelLoading", f"Pod {name} has read its model and is about to take requests.")
 
 
 def pod_trouble(pod: Manifest) -> Trouble | None:

@@ -140,7 +140,7 @@ def status_of(
         now: The time of changes.
     """
     rollout = _rollout(spec, observed, todo)
-    picture = _Picture(spec, observed, todo, rollout, _trouble(observed), tuple(refusals))
+    picture = _Picture(spec, observed, todo, rollout, _trouble(observed, now), tuple(refusals))
     states = (
         next(state for check in _READY_CHECKS if (state := check(picture)) is not None),
         _progressing(picture),
@@ -257,7 +257,7 @@ def _rollout(spec: DeepSeekDeploymentSpec, observed: Observed, todo: Plan) -> _R
     )
 
 
-def _trouble(observed: Observed) -> Trouble | None:
+def _trouble(observed: Observed, now: datetime) -> Trouble | None:
     """The most telling reason why pods do not answer."""
     refusal = creation_refusal(observed.deployment())
     if refusal is not None:
@@ -268,7 +268,7 @@ def _trouble(observed: Observed) -> Trouble | None:
         )
     if observed.missing_secrets:
         return Trouble("SecretMissing", " ".join(observed.missing_secrets))
-    return worst_trouble(observed.pods_of(PRIMARY))
+    return worst_trouble(observed.pods_of(PRIMARY), now)
 
 
 def _refused(picture: _Picture) -> _State | None:

@@ -58,6 +58,8 @@ def view(manifest: Manifest) -> Manifest:
         spec = manifest.get("spec") or {}
         kept["spec"] = _some(spec, ("nodeName",))
         kept["status"] = _pod_status(status)
+        if any(map(_has_yet_to_answer, kept["status"].get("containers") or [])):
+            kept |= _told_at(manifest)
         return kept
     if kind == SECRET.kind:
         # The values never stay in memory.
@@ -108,6 +110,21 @@ def _replica_managers(deployment: Manifest) -> list[str]:
             if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
         }
     )
+
+
+def _has_yet_to_answer(container: Manifest) -> bool:
+    return bool(container.get("started") and not container.get("ready"))
+
+
+def _told_at(pod: Manifest) -> Manifest:
+    """When the pod's node told something new of it last; no condition has the time of a start."""
+    times = [
+        entry["time"]
+        for entry in pod["metadata"].get("managedFields") or []
+        if "f:containerStatuses" in ((entry.get("fieldsV1") or {}).get("f:status") or {})
+        and entry.get("time")
+    ]
+    return {"toldAt": max(times)} if times else {}
 
 
 def _essence(kept: Manifest) -> Manifest:

@@ -1,13 +1,17 @@
 """What a pod's status means."""
 
+from datetime import datetime, timedelta
 from typing import get_args
 
 import pytest
-from scenes import ended, pod_of, unschedulable, waiting
+from scenes import NOW, Simulation, ended, pod_of, unschedulable, waiting
 
 from deepseek_contract.state import FailureReason
+from deepseek_operator.kinds import Manifest
 from deepseek_operator.pods import (
+    FIRST_LOOK_SECONDS,
     WORKER_REASONS,
+    first_look_seconds,
     is_ready,
     pod_trouble,
     sentence,
@@ -133,7 +137,7 @@ def test_the_most_telling_trouble_of_several_pods_counts() -> None:
         pod_of("c", containers=[{"state": ended(TOO_LARGE)}]),
     ]
 
-    trouble = worst_trouble(pods)
+    trouble = worst_trouble(pods, NOW)
 
     assert trouble is not None
     assert trouble.reason == "ModelTooLarge"
@@ -146,7 +150,7 @@ def test_only_what_a_worker_can_say_is_told_apart() -> None:
 def test_pods_that_are_ending_do_not_count() -> None:
     pods = [pod_of("a", containers=[waiting("ErrImagePull")], deleting=True), pod_of(ready=True)]
 
-    assert worst_trouble(pods) is None
+    assert worst_trouble(pods, NOW) is None
     assert not is_ready(pod_of(ready=True, deleting=True))
 
 
@@ -161,3 +165,64 @@ def test_pods_that_are_ending_do_not_count() -> None:
 )
 def test_what_others_say_ends_as_a_sentence(words: str, told: str) -> None:
     assert sentence(words) == told
+
+
+def at(seconds: float) -> str:
+    """A time before or after now, as Kubernetes writes it."""
+    return (NOW + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def started(*, told: float | None = -1, changed: float = -60, **parts: object) -> Manifest:
+    """A pod whose process began half a minute ago and whose node tells that it has started."""
+    container = {"state": {"running": {"startedAt": at(-30)}}, "started": True, "ready": False}
+    pod = pod_of(containers=[SIDECAR, container | parts], phase="Running")
+    pod["status"]["conditions"][-1]["lastTransitionTime"] = at(changed)
+    return pod if told is None else pod | {"toldAt": at(told)}
+
+
+FIRST_LOOKS = {
+    "it has just started": (started(), 9),
+    "it came up again after a crash": (started(changed=-40, lastState=ended("x")), 9),
+    "it began in the second in which the pod was told of": (started(changed=-30), 9),
+    "the node's clock is a little ahead": (started(told=2), 12),
+    "it had the time": (started(told=-10), None),
+    "it was ready, and is not any more": (started(changed=-5), None),
+    "it loads": (started(started=False), None),
+    "it cannot start beside a sidecar": (started(state={"waiting": {"reason": "X"}}), None),
+    "when its process began is not known": (started(state={"running": {}}), None),
+    "when the node told is not known": (started(told=None), None),
+    "the node's clock is far ahead": (started(told=3600), None),
+    "it answers": (pod_of(ready=True) | {"toldAt": at(-1)}, None),
+}
+
+
+@pytest.mark.parametrize(("pod", "seconds"), FIRST_LOOKS.values(), ids=FIRST_LOOKS)
+def test_a_worker_that_has_just_started_is_given_time_to_be_seen_ready(
+    pod: Manifest, seconds: float | None
+) -> None:
+    assert first_look_seconds(pod, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("pod", "now", "reason"),
+    [
+        (started(), NOW, "ModelLoading"),
+        (started(), NOW + timedelta(seconds=9), "PodsNotReady"),
+        (started(changed=-5), NOW, "PodsNotReady"),
+    ],
+    ids=["just started", "ten seconds later", "not ready any more"],
+)
+def test_a_start_ends_as_ready_or_in_trouble(pod: Manifest, now: datetime, reason: str) -> None:
+    trouble = worst_trouble([pod], now)
+
+    assert trouble is not None
+    assert trouble.reason == reason
+
+
+def test_that_time_is_more_than_the_probe_takes() -> None:
+    cluster = Simulation()
+    cluster.settle()
+    (container,) = cluster.deployment["spec"]["template"]["spec"]["containers"]
+    probe = container["readinessProbe"]
+
+    assert probe["periodSeconds"] + probe["timeoutSeconds"] < FIRST_LOOK_SECONDS

@@ -330,6 +330,29 @@ class TestHistory:
         assert condition(cluster.status, "Ready")["reason"] == "RolloutInProgress"
         assert notes({}, cluster.status) == []
 
+    def test_a_start_is_no_event_and_one_that_does_not_get_ready_is(self) -> None:
+        cluster = settled()
+        cluster.roll_out(readyReplicas=0, availableReplicas=0)
+        running = {"running": {"startedAt": "2026-05-01T11:59:00Z"}}
+        pod = pod_of(containers=[{"state": running, "started": False}], phase="Running")
+        pod["status"]["conditions"][-1]["lastTransitionTime"] = "2026-05-01T11:58:00Z"
+        cluster.pods = [pod]
+        loading = cluster.status = status(cluster)
+
+        pod["status"]["containers"][0]["started"] = True
+        pod["toldAt"] = "2026-05-01T12:00:00Z"
+        begun, todo = status(cluster), cluster.plan()
+        cluster.now = NOW + timedelta(seconds=todo.requeue_after_seconds or 0)
+        late = status(cluster)
+
+        assert not is_transition(loading, begun)
+        assert notes(loading, begun) == []
+        assert todo.requeue_after_seconds == 10
+        assert [(note.type, note.reason) for note in notes(begun, late)] == [
+            ("Warning", "PodsNotReady")
+        ]
+        assert cluster.plan().requeue_after_seconds is None
+
     def test_other_words_for_the_same_state_are_no_transition(self) -> None:
         cluster = settled()
         cluster.pods = [pod_of(conditions=unschedulable("0/3 nodes"))]

@@ -1,10 +1,16 @@
 """What is kept of an object, and which changes count."""
 
 import copy
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+from real import Server
 from scenes import owner_of
 
+from deepseek_operator.kinds import POD, Manifest
+from deepseek_operator.render import CONTAINER_SECURITY
 from deepseek_operator.views import matters, view
 
 
@@ -79,6 +85,83 @@ def test_of_a_pod_only_its_place_and_state_are_kept() -> None:
     assert kept["status"]["containers"] == [
         {"name": "worker", "started": True, "state": {"running": {}}}
     ]
+
+
+def starting_pod(**parts: Any) -> Manifest:
+    """A worker whose node told of it twice; somebody else wrote later."""
+    container = {"name": "worker", "started": True, "ready": False, "state": {"running": {}}}
+    node = {"f:status": {"f:phase": {}, "f:containerStatuses": {}}}
+    fields = [
+        {"manager": "kubelet", "time": "2026-05-01T12:00:00Z", "fieldsV1": node},
+        {"manager": "kubelet", "time": "2026-05-01T12:00:07Z", "fieldsV1": node},
+        {
+            "manager": "gate",
+            "time": "2026-05-01T12:00:09Z",
+            "fieldsV1": {"f:status": {"f:conditions": {}}},
+        },
+        {"manager": "scheduler", "fieldsV1": {"f:spec": {"f:nodeName": {}}}},
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "managedFields": fields},
+        "status": {"phase": "Running", "containerStatuses": [container | parts]},
+    }
+
+
+def test_of_a_worker_that_has_started_it_is_kept_when_its_node_told() -> None:
+    assert view(starting_pod())["toldAt"] == "2026-05-01T12:00:07Z"
+    assert "toldAt" not in view(starting_pod(ready=True))
+    assert "toldAt" not in view(starting_pod(started=False))
+
+
+@pytest.mark.control_plane
+def test_the_api_server_dates_what_a_node_tells(server: Server, namespace: str) -> None:
+    """Each time anew, and not when somebody else writes."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "worker", "namespace": namespace},
+        "spec": {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {"name": "worker", "image": "worker", "securityContext": CONTAINER_SECURITY}
+            ],
+        },
+    }
+    server.must("POST", POD.path(namespace), pod)
+
+    def told(*, started: bool) -> str:
+        container = {
+            "name": "worker", "image": "worker", "imageID": "", "restartCount": 0,
+            "ready": False, "started": started, "state": {"running": {"startedAt": None}},
+        }  # fmt: skip
+        changes = {"status": {"phase": "Running", "containerStatuses": [container]}}
+        server.must(
+            "PATCH",
+            POD.path(namespace, "worker", "status"),
+            changes,
+            content_type="application/strategic-merge-patch+json",
+            fieldManager="kubelet",
+        )
+        live = server.get(POD, namespace, "worker")
+        assert live is not None
+        return str(view(live).get("toldAt"))
+
+    loading = told(started=False)
+    time.sleep(1.1)
+    begun = told(started=True)
+    time.sleep(1.1)
+    again = told(started=True)
+    labelled = server.patch(POD, namespace, "worker", {"metadata": {"labels": {"a": "b"}}})
+
+    assert loading == "None"
+    assert begun == again == view(labelled)["toldAt"]
+    age = datetime.now(UTC) - datetime.fromisoformat(begun)
+    assert timedelta(seconds=1) < age < timedelta(seconds=60)
 
 
 def test_of_a_job_the_template_is_not_kept() -> None:
