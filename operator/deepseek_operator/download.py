@@ -18,7 +18,7 @@ from deepseek_operator.pods import pod_trouble
 from deepseek_operator.render import Owner, cache_name, claim_name, has_foreign_claim
 from deepseek_operator.settings import Settings
 from deepseek_operator.tiers import Tier
-from deepseek_operator.volumes import ModelState, model_claim, one_node_only
+from deepseek_operator.volumes import ModelState, named_claim, one_node_only
 
 
 def download(
@@ -40,7 +40,9 @@ def download(
     if not has_foreign_claim(spec):
         draft.ensure(loader.volume_claim(owner.namespace, name, spec, claim), observed.cache)
     elif claim is None:
-        return replace(model_claim(tier, observed, draft), may_start=False)
+        field = "spec.model.cache.existingClaim"
+        missing = named_claim(tier, claim_name(spec) or "", field, observed, draft)
+        return replace(missing, may_start=False)
     if claim is None or "deletionTimestamp" in claim["metadata"]:
         return ModelState("False", "Waiting", f"The volume {name} is being made.", may_start=False)
     draft.ensure(

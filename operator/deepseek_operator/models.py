@@ -14,7 +14,7 @@ from deepseek_operator.draft import Draft
 from deepseek_operator.observed import Observed
 from deepseek_operator.settings import Settings
 from deepseek_operator.tiers import Tier
-from deepseek_operator.volumes import ModelState, image_volume, model_claim, named_claim, node_path
+from deepseek_operator.volumes import ModelState, image_volume, named_claim, node_path
 
 
 def model_state(
@@ -50,8 +50,8 @@ def _own_state(
             return ModelState("True", "InWorkerImage", f"{name} is in the worker's image.")
         case OciSource(image=image):
             return image_volume(tier, image, observed)
-        case PvcSource():
-            return model_claim(tier, observed, draft)
+        case PvcSource(claim=claim):
+            return named_claim(tier, claim, "spec.model.source", observed, draft)
         case NodePathSource(path=path):
             return node_path(tier, path, observed)
         case _:

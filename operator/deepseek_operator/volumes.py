@@ -13,7 +13,6 @@ from deepseek_operator.draft import Draft
 from deepseek_operator.kinds import Manifest
 from deepseek_operator.observed import Observed
 from deepseek_operator.pods import creation_refusal, image_trouble, placement_trouble
-from deepseek_operator.render import claim_name
 from deepseek_operator.tiers import Tier
 
 CLAIM_CHECK_SECONDS = 15.0
@@ -51,11 +50,6 @@ def node_path(tier: Tier, path: str, observed: Observed) -> ModelState:
             " form of spec.model.source, or serve from a namespace whose level is privileged.",
         )
     return ModelState("True", "OnNode", f"Each node has the model in {path}.")
-
-
-def model_claim(tier: Tier, observed: Observed, draft: Draft) -> ModelState:
-    """The claim that the spec names for the model."""
-    return named_claim(tier, claim_name(tier.spec) or "", "spec.model.source", observed, draft)
 
 
 def named_claim(tier: Tier, name: str, field: str, observed: Observed, draft: Draft) -> ModelState:

@@ -219,6 +219,7 @@ def test_a_claim_of_ones_own_that_is_missing_holds_the_pods_back() -> None:
     todo = Simulation(document).plan()
 
     assert (todo.model.reason, todo.model.may_start) == ("ClaimMissing", False)
+    assert "create it, or change spec.model.cache.existingClaim." in todo.model.message
     assert "Deployment" not in {m["kind"] for m in todo.apply}
 
 
