@@ -191,6 +191,12 @@ class View:
         return self.seen.num_ready == 0 and trouble is not None and trouble.reason in _HOPELESS
 
     @property
+    def is_coming(self) -> bool:
+        """Whether as many pods as have to answer do so, or are on their way to."""
+        num_waiting = len(self.seen.unschedulable_since)
+        return not self.is_hopeless and self.seen.num_pods - num_waiting >= self.needed
+
+    @property
     def is_refused(self) -> bool:
         """Whether it has no pod, since none is let in: a quota frees up, a policy does not."""
         return self.seen.num_pods == 0 and self.seen.refused_since is not None

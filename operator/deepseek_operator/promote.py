@@ -56,8 +56,8 @@ def on_fallback(case: Case) -> Decision:
         return swap.wait(case, replicas, memory)
     primary = case.primary.seen
     is_refused = primary.over_quota_since is not None or primary.refused_since is not None
-    is_undecided = primary.num_pods < case.primary.wanted and not is_refused
-    if memory.phase == "blocked" and not is_undecided:
+    is_decided = primary.num_pods >= case.primary.wanted or is_refused or case.primary.is_coming
+    if memory.phase == "blocked" and is_decided:
         memory = replace(memory, phase="degraded", since=case.now)
     return _waiting(case, replicas, memory)
 
@@ -77,26 +77,29 @@ def _settled(case: Case) -> View | None:
 def _primary_beside(case: Case) -> tuple[int, Memory]:
     """How many pods the primary asks for beside a fallback, and what to remember of it.
 
-    They stay pending where nodes are what lacks. Where a quota does, or where they can never
-    answer and hold units, they are scaled down to those that answer, and tried again later.
+    They stay pending where nodes are what lacks. Where a quota does and lets too few in, or where
+    they can never answer and hold units, they are scaled down to those that answer, and tried again
+    later.
     """
     primary, memory = case.primary, case.memory
     if memory.phase == "primary":
         # Whoever started the fallback ended before the status told, or it was lost since.
         memory = started(case, case.active[0])
     seen = primary.seen
-    is_down = seen.exists and seen.asked < primary.wanted
-    if is_down:
-        is_due = memory.next_attempt is None or memory.next_attempt <= case.now
-        if memory.generation == case.generation and not is_due:
-            return seen.asked, memory
-        return primary.wanted, replace(memory, next_attempt=None)
     is_enough = any(view.ready_since for view in case.active)
     is_refused = any(view.seen.over_quota_since for view in case.active)
     is_starved = any(view.starved_since for view in case.active)
     is_in_the_way = (is_refused and seen.down_since) or (is_starved and primary.is_hopeless)
-    if seen.over_quota_since is not None or (is_in_the_way and not is_enough):
+    has_to_go = is_in_the_way and not is_enough
+    if seen.exists and seen.asked < primary.wanted:
+        is_due = memory.next_attempt is None or memory.next_attempt <= case.now
+        if memory.generation == case.generation and not is_due:
+            return min(seen.asked, seen.num_ready) if has_to_go else seen.asked, memory
+        return primary.wanted, replace(memory, next_attempt=None)
+    if has_to_go or (seen.over_quota_since is not None and not primary.is_coming):
         return seen.num_ready, refused(case, memory)
+    if seen.over_quota_since is not None:
+        return seen.num_pods - len(seen.unschedulable_since), refused(case, memory)
     return primary.wanted, memory
 
 

@@ -38,6 +38,8 @@ _QUOTA = re.compile(r"exceeded quota: [^,]+, requested: (.*), used: (.*), limite
 def is_blocked(case: Case) -> bool:
     """Whether the primary would fit if the fallback were not there."""
     room, primary = case.room, case.primary
+    if primary.is_coming:
+        return False
     is_down = primary.seen.asked < primary.wanted
     if _is_blocked_by_quota(case) or (is_down and case.memory.phase == "blocked"):
         return True

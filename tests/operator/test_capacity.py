@@ -154,6 +154,19 @@ class TestView:
         assert view(1, 2, refused).starved_since is None
         assert view(1, 2, replace(refused, down_since=(at(2),))).stuck_since is None
 
+    @pytest.mark.parametrize(
+        ("seen", "is_coming"),
+        [
+            (Seen(asked=2, down_since=(NOW,)), True),
+            (Seen(asked=2, down_since=(NOW,), unschedulable_since=(NOW,)), False),
+            (Seen(asked=2, down_since=(NOW,), trouble=Trouble("ModelTooLarge", "No.")), False),
+            (Seen(asked=2), False),
+        ],
+        ids=["it loads", "there is no node", "it cannot run", "there is none"],
+    )
+    def test_enough_are_coming(self, seen: Seen, *, is_coming: bool) -> None:
+        assert view(0, 2, seen, replicas=2).is_coming == is_coming
+
     def test_its_own_pod_that_is_ending_is_waited_for(self) -> None:
         seen = Seen(asked=1, down_since=(NOW,), unschedulable_since=(NOW,), leaves_at=at(40))
 

@@ -158,6 +158,42 @@ class TestPromote:
         assert pauses == sorted(pauses)
         assert waited <= 300 + START
 
+    def test_pods_that_a_quota_lets_in_are_kept_where_they_are_enough(self) -> None:
+        """With the fallback there is room for one of two, and one is what has to answer."""
+        made = cluster({"replicas": 2}, quota=4)
+        lose(made, a=2, b=2)
+        made.taken_of_quota = 3
+        made.until("FallbackServing")
+        made.run(20)
+        before = made.tiers()
+        made.taken_of_quota = 1
+        made.ready_log.clear()
+
+        made.until("Promoting", 60)
+        made.until("PrimaryServing")
+
+        assert before == {"primary": 0, "small": 1}
+        assert made.num_ready("primary") == 1
+        assert min(made.ready_log) >= 1
+
+    @pytest.mark.parametrize("strategy", ["surge", "swap"])
+    def test_they_are_not_blocked_while_they_load(self, strategy: str) -> None:
+        promote = {"afterSeconds": 30, "strategy": strategy}
+        made = cluster({"replicas": 2, "promote": promote}, quota=4)
+        lose(made, a=2, b=2)
+        made.taken_of_quota = 3
+        made.until("FallbackServing")
+        made.broken = {"primary"}
+        made.taken_of_quota = 1
+        made.run(60)
+        made.ready_log.clear()
+
+        made.run(600)
+
+        assert made.degraded == "FallbackServing"
+        assert min(made.ready_log) >= 1
+        assert len([pod for pod in made.pods if "primary" in pod["metadata"]["name"]]) == 1
+
 
 class TestHandOver:
     """A fallback that does not answer either."""
