@@ -80,9 +80,10 @@ IN_PROSE = {
         "1.9": "FP8 weights, inputs in 16 bits",
         "0.27": "FP8 weights, calibrated, inputs in 16 bits",
         "3.2": "INT8 weights, inputs in INT8",
-        "0.37": "INT8 weights, calibrated, inputs in INT8 but of `down`",
+        "0.69": "FP8 weights, calibrated, inputs in FP8",
+        "-0.048": "INT8 weights, calibrated, inputs in INT8 but of `down`",
         "67": "INT4 weights, rounded to nearest in groups of 128",
-        "13.2": "INT4 weights, calibrated, in groups of 128",
+        "10.5": "INT4 weights, calibrated, in groups of 128",
     },
 }
 
