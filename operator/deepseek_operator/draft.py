@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deepseek_operator.drift import applied_fields, deviations
+from deepseek_operator.drift import deviations
 from deepseek_operator.kinds import SERVICE_ACCOUNT, Manifest, Reference, reference
 from deepseek_operator.observed import Observed
 from deepseek_operator.render import TOKEN_KEY
@@ -34,8 +34,8 @@ class Draft:
             (self.to_create if is_created else self.to_apply).append(manifest)
             self.reasons.append(f"{key.kind} {key.name} is missing")
         elif "deletionTimestamp" not in live["metadata"]:
-            found = deviations(manifest, live, applied_fields(manifest, live))
-            if not set(found) <= set(self._observed.tolerated.get(key, ())):
+            found = deviations(manifest, live)
+            if found and found != self._observed.tolerated.get(key):
                 self.to_apply.append(manifest)
                 self.reasons.append(f"{key.kind} {key.name} differs: {', '.join(found)[:500]}")
 

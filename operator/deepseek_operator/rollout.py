@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from deepseek_operator.capacity import Room, View
-from deepseek_operator.drift import applied_fields, deviations
+from deepseek_operator.drift import deviations
 from deepseek_operator.kinds import Manifest
 from deepseek_operator.render import HASH_ANNOTATION
 
@@ -104,8 +104,7 @@ def live_strategy(live: Manifest) -> Strategy:
 def _changes(live: Manifest, wanted: Manifest, tolerated: Collection[str]) -> bool:
     """Whether applying the manifest would make new pods, as far as can be told."""
     template = {"spec": {"template": wanted["spec"]["template"]}}
-    found = deviations(template, live, applied_fields(wanted, live))
-    if not set(found) <= set(tolerated):
+    if not set(deviations(template, live)) <= set(tolerated):
         return True
     ours = wanted["metadata"]["annotations"][HASH_ANNOTATION]
     theirs = (live["metadata"].get("annotations") or {}).get(HASH_ANNOTATION)

@@ -6,14 +6,12 @@ objects fit into little memory, and so that two equal views mean: nothing to do.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from deepseek_operator.kinds import (
     AUTOSCALER,
     DEEPSEEK_DEPLOYMENT,
     DEPLOYMENT,
-    FIELD_MANAGER,
     HTTP_ROUTE,
     JOB,
     POD,
@@ -78,7 +76,6 @@ def view(manifest: Manifest) -> Manifest:
     }
     if kind == DEPLOYMENT.kind:
         kept["replicaManagers"] = _replica_managers(manifest)
-        kept |= _applied_fields(manifest)
         kept["status"] = _some(status, _DEPLOYMENT_STATUS) | _conditions(status)
     elif kind == AUTOSCALER.kind:
         kept["status"] = _some(status, ("desiredReplicas",)) | _conditions(status)
@@ -128,15 +125,6 @@ def _told_at(pod: Manifest) -> Manifest:
         and entry.get("time")
     ]
     return {"toldAt": max(times)} if times else {}
-
-
-def _applied_fields(manifest: Manifest) -> Manifest:
-    """The fields that are as the operator applied them, as text: it is rarely read."""
-    for entry in manifest["metadata"].get("managedFields") or []:
-        whose = (entry.get("manager"), entry.get("operation"), entry.get("subresource", ""))
-        if whose == (FIELD_MANAGER, "Apply", "") and entry.get("fieldsV1"):
-            return {"appliedFields": json.dumps(entry["fieldsV1"], separators=(",", ":"))}
-    return {}
 
 
 def _essence(kept: Manifest) -> Manifest:

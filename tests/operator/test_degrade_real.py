@@ -36,10 +36,6 @@ QUOTA = Kind("", "v1", "resourcequotas", "ResourceQuota")
 ADMISSION = ("admissionregistration.k8s.io", "v1")
 POLICY = Kind(*ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy")
 BINDING = Kind(*ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding")
-MUTATING_POLICY = Kind(*ADMISSION, "mutatingadmissionpolicies", "MutatingAdmissionPolicy")
-MUTATING_BINDING = Kind(
-    *ADMISSION, "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding"
-)
 NODES = "/api/v1/nodes"
 SMALL = {"name": "small", "model": {"source": "package://tiny"}, "gpu": {"count": 1}}
 
@@ -164,47 +160,45 @@ class Place:
         for pod in self.pods("primary", name):
             self.server.delete(POD, self.name, pod["metadata"]["name"], gracePeriodSeconds="0")
 
-    def grace_seconds(self) -> int:
-        """What the primary's pods are given to end."""
-        live = self.server.get(DEPLOYMENT, self.name, "chat-primary") or {}
-        return int(live["spec"]["template"]["spec"]["terminationGracePeriodSeconds"])
-
     def used_of_quota(self) -> str | None:
         quota = self.server.get(QUOTA, self.name, "gpus") or {}
         return ((quota.get("status") or {}).get("used") or {}).get(f"requests.{GPU}")
 
-    @property
-    def _here(self) -> Manifest:
-        return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.name}}}
-
-    def _enforce(self, *policy: tuple[Kind, Manifest]) -> None:
-        """Make a policy of the cluster and its binding."""
-        for kind, spec in policy:
-            self.server.must(
-                "POST",
-                kind.path(None),
-                {
-                    "apiVersion": kind.api_version,
-                    "kind": kind.kind,
-                    "metadata": {"name": self.name},
-                    "spec": spec,
-                },
-            )
-
     def forbid_primary(self) -> None:
         """Let a policy of the cluster refuse the primary's pods here."""
+        here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.name}}}
+        pods = {
+            "resourceRules": [
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "resources": ["pods"],
+                    "operations": ["CREATE"],
+                }
+            ]
+        }
         is_other = "object.metadata.?labels[?'deepseek.dev/tier'].orValue('') != 'primary'"
-        self._enforce(
+        for kind, spec in (
             (POLICY, {
-                "matchConstraints": _rules("", "pods", "CREATE"),
+                "matchConstraints": pods,
                 "validations": [{"expression": is_other, "message": "not today"}],
             }),
             (BINDING, {
                 "policyName": self.name,
                 "validationActions": ["Deny"],
-                "matchResources": self._here,
+                "matchResources": here,
             }),
-        )  # fmt: skip
+        ):  # fmt: skip
+            self.server.must(
+                "POST",
+                kind.path(None),
+                {
+                    "apiVersion": f"{kind.group}/{kind.version}",
+                    "kind": kind.kind,
+                    "metadata": {"name": self.name},
+                    "spec": spec,
+                },
+            )
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -214,35 +208,6 @@ class Place:
         path = POD.path(self.name)
         self.eventually(
             lambda: "not today" in self.server.ask("POST", path, pod, dryRun="All").text,
-            "the policy is in force",
-        )
-
-    def rewrite_images(self) -> None:
-        """Let a policy of the cluster change what is applied here, as a mirror of images does."""
-        path = "/spec/template/spec/containers/0/image"
-        change = f'[JSONPatch{{op: "replace", path: "{path}", value: "mirror/worker"}}]'
-        self._enforce(
-            (MUTATING_POLICY, {
-                "matchConstraints": _rules("apps", "deployments", "CREATE", "UPDATE"),
-                "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": change}}],
-                "reinvocationPolicy": "Never",
-            }),
-            (MUTATING_BINDING, {"policyName": self.name, "matchResources": self._here}),
-        )  # fmt: skip
-        labels = {"a": "b"}
-        template = {
-            "metadata": {"labels": labels},
-            "spec": {"containers": [{"name": "c", "image": "x"}]},
-        }
-        asks = {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "asks"},
-            "spec": {"selector": {"matchLabels": labels}, "template": template},
-        }
-        path = DEPLOYMENT.path(self.name)
-        self.eventually(
-            lambda: "mirror/worker" in self.server.ask("POST", path, asks, dryRun="All").text,
             "the policy is in force",
         )
 
@@ -295,17 +260,6 @@ class Place:
             live["metadata"]["labels"]["deepseek.dev/tier"]: live["spec"]["replicas"]
             for live in self.server.list(DEPLOYMENT, self.name)
         }
-
-
-def _rules(group: str, plural: str, *operations: str) -> Manifest:
-    """What a policy is for."""
-    rule = {
-        "apiGroups": [group],
-        "apiVersions": ["v1"],
-        "resources": [plural],
-        "operations": list(operations),
-    }
-    return {"resourceRules": [rule]}
 
 
 @pytest.fixture
@@ -404,32 +358,6 @@ def test_a_quota_is_the_limit_also_where_something_else_refused_the_first_pod(pl
     place.eventually(lambda: "not today" in place.refusal(), "pods are refused for a policy")
     place.allow_primary()
     place.until("FallbackServing")
-
-
-def test_what_admission_makes_of_the_pods_is_known_after_a_restart(place: Place) -> None:
-    """It costs no pass through the fallback; what a person changes does."""
-    place.rewrite_images()
-    served(place, 4, rollout="viaFallback")
-    before = place.pods("primary")
-    (image,) = [container["image"] for container in before[0]["spec"]["containers"]]
-
-    place.operator.stop(signal.SIGKILL)
-    place.operator.start()
-    place.operator.lead()
-    place.serve(rollout="viaFallback", promote={"afterSeconds": 4})
-    place.eventually(
-        lambda: place.status()["observedGeneration"] == 2, "the operator has looked at it"
-    )
-    restarted = place.pods("primary")
-    history = str(place.status()["history"])
-    wanted = place.grace_seconds()
-    change = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": wanted + 7}}}}
-    place.server.patch(DEPLOYMENT, place.name, "chat-primary", change)
-    place.eventually(lambda: place.grace_seconds() == wanted, "a person's change is undone")
-
-    assert image == "mirror/worker"
-    assert [pod["metadata"]["uid"] for pod in restarted] == [before[0]["metadata"]["uid"]]
-    assert "FallbackStarting" not in history
 
 
 def over_quota(place: Place) -> None:

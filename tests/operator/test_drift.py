@@ -1,12 +1,8 @@
 """Which differences between a manifest and the live object count."""
 
-import copy
-from typing import Any
-
 import pytest
 
-from deepseek_operator.drift import amount_of, applied_fields, deviations
-from deepseek_operator.render import HASH_ANNOTATION
+from deepseek_operator.drift import amount_of, deviations
 
 CASES = {
     "the same": ({"spec": {"a": 1}}, {"spec": {"a": 1}}, []),
@@ -92,91 +88,6 @@ def test_what_has_drifted(desired: dict, live: dict, found: list[str]) -> None:
 )  # fmt: skip
 def test_amounts_are_compared_by_what_they_amount_to(one: object, other: object) -> None:
     assert amount_of(one) == amount_of(other)
-
-
-POD = {
-    "nodeSelector": {"a": "b"},
-    "containers": [
-        {"name": "w", "image": "x", "args": ["a"], "ports": [{"containerPort": 1}], "env": [
-            {"name": "A", "value": "1"},
-        ]},
-    ],
-}  # fmt: skip
-APPLIED = {
-    "f:nodeSelector": {},
-    "f:containers": {
-        'k:{"name":"w"}': {
-            ".": {},
-            "f:name": {},
-            "f:image": {},
-            "f:args": {},
-            "f:ports": {'k:{"containerPort":1,"protocol":"TCP"}': {".": {}, "f:containerPort": {}}},
-            "f:env": {'k:{"name":"A"}': {".": {}, "f:name": {}, "f:value": {}}},
-        },
-    },
-}
-
-
-def without(*path: str) -> dict[str, Any]:
-    """What was applied without a field that somebody else changed."""
-    fields = copy.deepcopy(APPLIED)
-    at: Any = fields
-    for part in path[:-1]:
-        at = at[part]
-    del at[path[-1]]
-    return fields
-
-
-WORKER = ("f:containers", 'k:{"name":"w"}')
-MADE = {
-    "a value": ({"image": "mirror/x"}, ("f:image",), "image='mirror/x'"),
-    "a list that is one value": ({"args": ["z"]}, ("f:args",), "args[0]='z'"),
-    "a longer one": ({"args": ["a", "z"]}, ("f:args",), "args=['a', 'z']"),
-    "a field that is gone": ({"image": None}, ("f:image",), "image=∅"),
-    "an item that is gone": ({"env": []}, ("f:env", 'k:{"name":"A"}'), "env[A]=∅"),
-    "a part of an item": (
-        {"env": [{"name": "A", "value": "2"}]},
-        ("f:env", 'k:{"name":"A"}', "f:value"),
-        "env[A].value='2'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("change", "field", "found"), MADE.values(), ids=MADE)
-def test_what_admission_made_of_what_was_applied_is_told_from_what_somebody_changed(
-    change: dict[str, Any], field: tuple[str, ...], found: str
-) -> None:
-    live = copy.deepcopy(POD)
-    live["containers"][0] |= change
-
-    assert deviations(POD, live, APPLIED) == ()
-    assert deviations(POD, live, without(*WORKER, *field)) == (f"containers[w].{found}",)
-
-
-def test_a_whole_map_that_admission_changed() -> None:
-    live = POD | {"nodeSelector": {"a": "c"}}
-
-    assert deviations(POD, live, APPLIED) == ()
-    assert deviations(POD, live, without("f:nodeSelector")) == ("nodeSelector={'a': 'c'}",)
-
-
-def test_of_items_without_a_name_nobody_knows_who_changed_them() -> None:
-    live = copy.deepcopy(POD)
-    live["containers"][0]["ports"] = [{"containerPort": 2}]
-
-    assert deviations(POD, live, APPLIED) == ("containers[w].ports[0].containerPort=2",)
-
-
-def test_only_what_came_of_this_very_manifest_counts_as_applied() -> None:
-    def manifest(text: str) -> dict[str, Any]:
-        return {"metadata": {"annotations": {HASH_ANNOTATION: text}}}
-
-    told = {"appliedFields": '{"f:spec":{}}'}
-
-    assert applied_fields(manifest("a"), manifest("a") | told) == {"f:spec": {}}
-    assert applied_fields(manifest("a"), manifest("b") | told) is None
-    assert applied_fields(manifest("a"), manifest("a")) is None
-    assert applied_fields({"metadata": {}}, {"metadata": {}} | told) is None
 
 
 def test_text_that_is_no_amount_is_refused() -> None:

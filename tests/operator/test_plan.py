@@ -1,7 +1,6 @@
 """The plan of one object, on a cluster that is only a dictionary."""
 
 import copy
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from scenes import CHECKSUM, CPU, NOW, Simulation, claim, pod_of
 
 from deepseek_operator.kinds import Reference, is_owned_by
-from deepseek_operator.plan import Plan, plan
+from deepseek_operator.plan import plan
 from deepseek_operator.render import HASH_ANNOTATION
 from deepseek_operator.rollout import Rollout
 from test_degrade import SMALL
@@ -218,29 +217,6 @@ class TestChildren:
         assert not rollout(left).goes_via_fallback
         cluster.document["pod"] = {"image": "worker:2"}
         assert rollout(left).goes_via_fallback
-
-    def test_after_a_restart_it_is_none_either(self) -> None:
-        """Whoever changes a field takes it over; what was told by the answer is forgotten."""
-        cluster = Simulation({"rollout": "viaFallback", "fallbacks": [SMALL]})
-        cluster.settle()
-        cluster.roll_out()
-        cluster.pods = [pod_of(ready=True, node="a")]
-        live = cluster.deployment
-        (container,) = live["spec"]["template"]["spec"]["containers"]
-        container["image"] = "mirror/worker:1"
-        containers = {'k:{"name":"worker"}': {".": {}, "f:image": {}}}
-        template = {"f:spec": {"f:containers": containers}}
-        live["appliedFields"] = json.dumps({"f:spec": {"f:template": template}})
-
-        def planned() -> Plan:
-            return plan(cluster.spec, cluster.observed(), cluster.settings, NOW)
-
-        assert planned().is_empty
-        assert not planned().rollouts["primary"].goes_via_fallback
-        cluster.document["pod"] = {"image": "worker:2"}
-        assert planned().rollouts["primary"].goes_via_fallback
-        del cluster.document["pod"], live["appliedFields"]
-        assert planned().rollouts["primary"].goes_via_fallback
 
     def test_the_token_is_made_once(self) -> None:
         cluster = Simulation()

@@ -222,28 +222,6 @@ def test_of_the_owners_of_fields_only_those_of_replicas_are_kept() -> None:
     assert matters(view(deployment()), kept)
 
 
-def test_of_what_was_applied_only_the_operators_own_is_kept() -> None:
-    fields = {"f:spec": {"f:template": {}}}
-    live = deployment()
-    live["metadata"]["managedFields"] = [
-        {"manager": "kubectl", "operation": "Apply", "fieldsV1": {"f:spec": {}}},
-        {"manager": "deepseek-operator", "operation": "Update", "fieldsV1": {"f:status": {}}},
-        {
-            "manager": "deepseek-operator",
-            "operation": "Apply",
-            "subresource": "scale",
-            "fieldsV1": {"f:spec": {}},
-        },
-        {"manager": "deepseek-operator", "operation": "Apply", "fieldsV1": fields},
-    ]
-
-    kept = view(live)
-    del live["metadata"]["managedFields"][-1]
-
-    assert kept["appliedFields"] == '{"f:spec":{"f:template":{}}}'
-    assert "appliedFields" not in view(live)
-
-
 def test_the_numbers_that_an_autoscaler_sees_do_not_matter() -> None:
     live: dict[str, Any] = {
         "apiVersion": "autoscaling/v2",
