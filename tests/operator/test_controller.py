@@ -505,13 +505,15 @@ class TestRefusals:
         start()
 
         server.apply(dsd(namespace))
-        eventually(lambda: reason(server, namespace) == "CreationRefused")
+        # A pod may be refused first because its ServiceAccount is not known to admission yet.
+        eventually(lambda: reason(server, namespace, "QuotaExceeded") == "CreationRefused")
         refused = status_of(server, namespace)
         server.delete(QUOTA, namespace, "few")
         eventually(lambda: make_ready(server, namespace), what="the pod is made")
         eventually(lambda: reason(server, namespace) == "Available")
 
         assert condition(refused, "QuotaExceeded")["status"] == "True"
+        assert condition(refused, "Ready")["reason"] == "CreationRefused"
         assert "exceeded quota: few" in condition(refused, "Ready")["message"]
         assert reason(server, namespace, "QuotaExceeded") == "WithinQuota"
 
@@ -602,7 +604,9 @@ class TestDownload:
         start()
 
         server.apply(dsd(namespace, spec={**CPU, "model": {"source": "hf://org/tiny@v1"}}))
-        eventually(lambda: reason(server, namespace, "ModelCached") == "CreationRefused")
+        eventually(
+            lambda: condition(status_of(server, namespace), "QuotaExceeded")["status"] == "True"
+        )
         told = status_of(server, namespace)
         server.delete(QUOTA, namespace, "few")
         eventually(
@@ -611,6 +615,7 @@ class TestDownload:
             seconds=120,
         )
 
+        assert condition(told, "ModelCached")["reason"] == "CreationRefused"
         assert "exceeded quota: few" in condition(told, "ModelCached")["message"]
         assert condition(told, "QuotaExceeded")["status"] == "True"
         assert condition(told, "Ready")["reason"] == "ModelNotCached"
@@ -633,9 +638,13 @@ class TestDownload:
 
         server.apply(dsd(namespace, spec={**CPU, "model": {"source": "hf://org/tiny@v1"}}))
 
-        eventually(lambda: reason(server, namespace, "ModelCached") == "CreationRefused")
-        message = condition(status_of(server, namespace), "ModelCached")["message"]
-        assert "maximum memory usage per Container is 128Mi" in message
+        eventually(
+            lambda: (
+                "maximum memory usage per Container is 128Mi"
+                in condition(status_of(server, namespace), "ModelCached")["message"]
+            )
+        )
+        assert reason(server, namespace, "ModelCached") == "CreationRefused"
         server.delete(limits, namespace, "small")
 
     def test_a_missing_certificate_authority_is_named_and_heals(
