@@ -24,6 +24,16 @@ from deepseek_operator.plan import plan
 from deepseek_operator.quota import PodLimit
 
 
+def runs_of(made: SmallCluster, seconds: int) -> list[dict[str, int]]:
+    """Which tiers had how many pods, one after another."""
+    runs = [made.tiers()]
+    for _ in range(seconds):
+        made.second()
+        if made.tiers() != runs[-1]:
+            runs.append(made.tiers())
+    return runs
+
+
 class TestPromote:
     def test_the_primary_takes_over_after_its_time_and_nothing_is_lost_meanwhile(self) -> None:
         made = degraded()
@@ -257,11 +267,7 @@ class TestHandOver:
         made = cluster(CHAIN, gpus={"a": 4}, refused={"medium", "small"})
         lose(made, a=3)
         made.until("FallbackStarting")
-        runs = [made.tiers()]
-        for _ in range(1800):
-            made.second()
-            if made.tiers() != runs[-1]:
-                runs.append(made.tiers())
+        runs = runs_of(made, 1800)
         made.refused = {"small"}
         made.until("FallbackServing", 900)
 
@@ -283,11 +289,7 @@ class TestHandOver:
         made = cluster(CHAIN, gpus={"a": 4}, too_large={"medium", "small"})
         lose(made, a=2)
         made.until("FallbackStarting")
-        runs = [made.tiers()]
-        for _ in range(1800):
-            made.second()
-            if made.tiers() != runs[-1]:
-                runs.append(made.tiers())
+        runs = runs_of(made, 1800)
         made.too_large = {"small"}
         made.until("FallbackServing", 900)
 

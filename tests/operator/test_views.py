@@ -152,8 +152,8 @@ def test_the_api_server_dates_what_a_node_tells(server: Server, namespace: str) 
         return str(view(live).get("toldAt"))
 
     loading = told(started=False)
-    time.sleep(1.1)
     begun = told(started=True)
+    # Such times have whole seconds: a later one is to be told apart.
     time.sleep(1.1)
     again = told(started=True)
     labelled = server.patch(POD, namespace, "worker", {"metadata": {"labels": {"a": "b"}}})
