@@ -174,9 +174,20 @@ def kubelet(server: Server, namespace: str) -> Iterator[None]:
 def settled(server: Server, operator: Operator, namespace: str, name: str = "chat") -> None:
     """Wait until the object is Ready and the operator has nothing left to write."""
     complete(server, namespace, name)
-    eventually(lambda: make_ready(server, namespace))
-    eventually(lambda: reason(server, namespace, name=name) == "Available", what="Ready")
+    serve(server, namespace, name)
     quiet(operator)
+
+
+def serve(server: Server, namespace: str, name: str = "chat") -> None:
+    """Play the kubelet until every pod answers: `Available` is said from minAvailable on."""
+
+    def is_whole() -> bool:
+        make_ready(server, namespace)
+        status = status_of(server, namespace, name)
+        is_available = reason(server, namespace, name=name) == "Available"
+        return is_available and status["readyReplicas"] == status["wantedReplicas"]
+
+    eventually(is_whole, what=f"every pod of {name} is Ready")
 
 
 def quiet(operator: Operator) -> dict[tuple[str, str], int]:
@@ -435,8 +446,8 @@ class TestQuiet:
         start()
         server.apply(dsd(namespace, spec={**CPU, "replicas": 3, "rollout": "replace"}))
         lowest = 3
+        serve(server, namespace)
         with kubelet(server, namespace):
-            eventually(lambda: reason(server, namespace) == "Available")
             for number in range(3):
                 changes = {"spec": {"pod": {"image": f"worker:{number}"}}}
                 server.patch(DEEPSEEK_DEPLOYMENT, namespace, "chat", changes)
@@ -451,7 +462,7 @@ class TestQuiet:
                     == {"worker:2"}
                 ),
             )
-            eventually(lambda: reason(server, namespace) == "Available")
+        serve(server, namespace)
 
         assert lowest >= 2
 
@@ -509,8 +520,7 @@ class TestRefusals:
         eventually(lambda: reason(server, namespace, "QuotaExceeded") == "CreationRefused")
         refused = status_of(server, namespace)
         server.delete(QUOTA, namespace, "few")
-        eventually(lambda: make_ready(server, namespace), what="the pod is made")
-        eventually(lambda: reason(server, namespace) == "Available")
+        serve(server, namespace)
 
         assert condition(refused, "QuotaExceeded")["status"] == "True"
         assert condition(refused, "Ready")["reason"] == "CreationRefused"

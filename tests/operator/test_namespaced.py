@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from real import REPOSITORY, Operator, Server, eventually, free_port
-from test_controller import complete, dsd, make_ready, pods, reason, status_of
+from test_controller import complete, dsd, pods, reason, serve, status_of
 
 from cluster import programs
 from deepseek_operator.kinds import DEPLOYMENT, POD, Kind, Manifest
@@ -101,8 +101,7 @@ def test_a_role_is_enough(server: Server, namespace: str, installed: Installed) 
 
     server.apply(dsd(namespace))
     complete(server, namespace)
-    eventually(lambda: make_ready(server, namespace))
-    eventually(lambda: reason(server, namespace) == "Available")
+    serve(server, namespace)
 
     assert of_the_cluster(server, namespace) == []
     asked = list(server.audit(installed.user_name()))
