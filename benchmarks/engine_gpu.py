@@ -11,6 +11,7 @@ Parts, each of which may be measured alone (`--only`) and replaces its rows in t
   With `--http` through the whole worker, whose clients are processes of their own
   (`engine_http.py`). The curves are printed as tables, kept in the file and drawn beside it.
 - `penalties`: what they cost the requests that have them, and those beside one that has.
+- `loading`: a checkpoint in the page cache read into each format (`engine_loading.py`).
 - `llama`: 2,048 requests at once on the Llama-3.1-8B shape, FP8 with FP8 pages.
 
 The end of a sequence is ignored and there is no prefix cache. Bars that depend on arithmetic scale
@@ -44,6 +45,7 @@ from engine_http import (
     highest_rate,
     point,
 )
+from engine_loading import measure, measure_calibrated
 from kernel_bench import Ceilings, measure_ceilings
 from rows import ROOT, Row, commit, is_missed, line, make_row, write
 
@@ -462,10 +464,19 @@ def penalties(_: Ceilings, options: argparse.Namespace) -> list[Row]:
     ]
 
 
+def loading(ceilings: Ceilings, options: argparse.Namespace) -> list[Row]:
+    """How fast weights are read, and what rounding them for a text takes."""
+    device = torch.device("cuda")
+    shape, link = SHAPES / "r1-distill-qwen-7b", ceilings.host_to_device_gb_per_s
+    rows = measure(shape, device, options.long_rounds, link)
+    return [*rows, measure_calibrated(SHAPES / "r1-distill-qwen-1.5b", "fp8", device)]
+
+
 PARTS: dict[str, Callable[[Ceilings, argparse.Namespace], list[Row]]] = {
     "throughput": throughput,
     "arrivals": latencies,
     "poisson": poisson,
+    "loading": loading,
     "llama": llama,
     "penalties": penalties,
 }
