@@ -106,13 +106,15 @@ def test_forgotten_pages_are_never_found_and_end_up_blank():
     pool.register(pages[0], first)
     pool.register(pages[1], second)
     pool.hold([pages[0]])
-
-    pool.forget(pages)
     pool.release(pages)
+
+    pool.forget([first, second])
 
     assert pool.match([first]) == []
     assert (pool.num_blank, pool.num_held) == (1, 1)
     pool.check([[pages[0]]])
+    pool.release([pages[0]])
+    pool.check([])
 
 
 def test_digests_are_long_and_depend_on_salt_parent_and_every_token():

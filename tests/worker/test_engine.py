@@ -381,6 +381,48 @@ def test_chunks_of_a_broken_prompt_are_not_found_again(tiny, make_engine, comple
     assert healed[-1].cached_tokens == 0
 
 
+def test_pages_of_others_with_the_same_broken_beginning_are_not_found_either(
+    tiny, make_engine, complete
+):
+    engine = make_engine(tiny[0], max_batch_tokens=96)
+    decoder = engine.runner._decoder
+    row = decoder.embedding.weight[77].clone()
+    decoder.embedding.weight[77] = float("nan")
+    tokens = [1, 77, *prompt(46)]
+    # Nobody looks at the logits of the first, whose pages are those that are found. The second
+    # computes the same pages in the same step.
+    unseen = request("unseen", tokens, max_tokens=0)
+    seen = request("seen", [*tokens, *prompt(16)])
+    outputs = complete(engine, [unseen, seen])
+    decoder.embedding.weight[77] = row
+
+    healed = complete(engine, [request("healed", tokens)])["healed"]
+
+    assert outputs["unseen"][-1].finish_reason == "length"
+    assert outputs["seen"][-1].error_reason == "NonFiniteLogits"
+    assert outputs["seen"][-1].cached_tokens == 0
+    assert healed[-1].finish_reason == "length"
+    assert healed[-1].cached_tokens == 0
+
+
+def test_a_request_that_fails_leaves_what_is_right_to_others(tiny, make_engine, complete):
+    engine = make_engine(tiny[0])
+    complete(engine, [request("first", prompt(33))])
+    forward = engine.runner.forward
+
+    def runs_out(inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    object.__setattr__(engine.runner, "forward", runs_out)
+    failed = complete(engine, [request("fails", prompt(33))])["fails"]
+    object.__setattr__(engine.runner, "forward", forward)
+
+    again = complete(engine, [request("again", prompt(33))])["again"]
+
+    assert failed[-1].error_reason == "OutOfMemory"
+    assert again[-1].cached_tokens == 32
+
+
 def test_prompt_logprobs_that_are_not_finite_are_an_error(tiny, make_engine, complete):
     engine = make_engine(tiny[0])
     engine.runner._decoder.embedding.weight[77] = float("nan")

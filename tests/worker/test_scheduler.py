@@ -209,6 +209,21 @@ def test_a_preempted_sequence_finds_its_own_pages_again():
     assert request.num_cached_tokens == 0
 
 
+def test_what_a_sequence_held_before_a_preemption_is_distrusted_too():
+    subject = scheduler()
+    request = sequence(10, 8)
+    subject.add(request)
+    run(subject, subject.schedule())
+    subject._preempt(request)
+
+    subject.distrust(request)
+    subject.finish(request)
+    subject.add(again := sequence(10, 8))
+
+    assert work(subject.schedule()) == [(again, 0, 10)]
+    subject.check()
+
+
 def test_a_second_equal_prompt_starts_behind_the_cached_pages():
     subject = scheduler()
     subject.add(sequence(10, 1))

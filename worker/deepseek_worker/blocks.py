@@ -112,10 +112,16 @@ class PagePool:
                 else:
                     self._cached[page] = None
 
-    def forget(self, pages: Iterable[int]) -> None:
-        """Let nobody find held pages any more, because their content is wrong."""
-        for page in pages:
+    def forget(self, digests: Iterable[bytes]) -> None:
+        """Let nobody find these prefixes any more, because their pages' content is wrong."""
+        for digest in digests:
+            page = self._page_of.get(digest)
+            if page is None:
+                continue
             self._forget(page)
+            if self._references[page] == 0:
+                del self._cached[page]
+                self._blank.append(page)
 
     def check(self, held_by_sequences: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless every page is in exactly one state."""

@@ -226,6 +226,7 @@ class Engine:
         sequence = entry.sequence
         if not result.is_finite:
             self.counters.non_finite_logits += 1
+            self.scheduler.distrust(sequence)
             return self._fail(
                 sequence,
                 "NonFiniteLogits",
@@ -276,8 +277,7 @@ class Engine:
         self.scheduler.finish(sequence)
 
     def _fail(self, sequence: Sequence, reason: str, message: str) -> Output:
-        del self._sequences[sequence.request.request_id]
-        self.scheduler.finish_broken(sequence)
+        self._forget(sequence)
         return Output(
             sequence.request.request_id,
             finish_reason="error",

@@ -176,10 +176,12 @@ class Scheduler:
         else:
             self._dequeue(sequence)
 
-    def finish_broken(self, sequence: Sequence) -> None:
-        """End a sequence whose KV is not to be trusted: nobody will find it."""
-        self.pool.forget(sequence.pages)
-        self.finish(sequence)
+    def distrust(self, sequence: Sequence) -> None:
+        """Let nobody find the sequence's prefix any more: its KV is wrong.
+
+        That includes pages that it held before a preemption, and those of others with its tokens.
+        """
+        self.pool.forget(sequence.page_digests)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken; for tests, after every step."""
