@@ -65,10 +65,16 @@ QUERIES: dict[str, tuple[dict[str, tuple[str, str]], int, dict[str, float]]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    return programs.ensure(["promtool"])["promtool"]
+
+
 @pytest.mark.control_plane
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", QUERIES)
-def test_the_autoscaler_s_query_gives_each_pod_s_last_value(case: str, tmp_path: Path) -> None:
+def test_the_autoscaler_s_query_gives_each_pod_s_last_value(
+    case: str, tmp_path: Path, promtool: Path
+) -> None:
     targets, seconds, expected = QUERIES[case]
     theirs = {f'{ELSEWHERE},pod="a"': ("70x8", "1x8")}
     ours = {f"{MATCHERS},{labels}": values for labels, values in targets.items()}
@@ -91,7 +97,6 @@ def test_the_autoscaler_s_query_gives_each_pod_s_last_value(case: str, tmp_path:
     file = tmp_path / "test.yaml"
     # Samples are only put in up to the last whole interval before the question.
     file.write_text(json.dumps({"evaluation_interval": "15s", "tests": [test]}))
-    promtool = programs.ensure(["promtool"])["promtool"]
 
     done = subprocess.run(
         [promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False

@@ -3,6 +3,7 @@
 import operator
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,18 @@ def test_ci_runs_the_command_that_the_readme_names() -> None:
 
     assert command == ["make test"]
     assert "make test" in (ROOT / "README.md").read_text()
+
+
+def test_what_a_fixture_takes_to_build_is_not_of_the_time_of_its_test(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        "import time\nimport pytest\n\n\n@pytest.fixture\ndef program():\n    time.sleep(1.5)\n"
+        "\n\ndef test_it(program):\n    pass\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-o", "timeout=1", file],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout

@@ -3,16 +3,22 @@
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import programs
 from deepseek_contract.metrics import VLLM_ALIASES, WORKER_METRICS
 
 
-def check(text: str) -> None:
-    promtool = programs.ensure(["promtool"])["promtool"]
+@pytest.fixture(scope="module")
+def promtool() -> Path:
+    return programs.ensure(["promtool"])["promtool"]
+
+
+def check(promtool: Path, text: str) -> None:
     result = subprocess.run(
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
@@ -22,18 +28,18 @@ def check(text: str) -> None:
     assert text.endswith("\n")
 
 
-def test_the_text_is_what_prometheus_accepts_at_any_load(api: Any) -> None:
+def test_the_text_is_what_prometheus_accepts_at_any_load(api: Any, promtool: Path) -> None:
     api.engine.step_seconds = 0.05
-    check(api.get("/metrics").text)
+    check(promtool, api.get("/metrics").text)
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(api.complete, max_tokens=200) for _ in range(4)]
         api.wait_until(lambda: api.stats().num_running == 4)
-        check(api.get("/metrics").text)
+        check(promtool, api.get("/metrics").text)
         api.engine.step_seconds = 0
         assert all(answer.result().status_code == 200 for answer in answers)
     api.complete(n=0)
 
-    check(api.get("/metrics").text)
+    check(promtool, api.get("/metrics").text)
 
 
 def test_every_metric_of_the_contract_is_there_and_no_other(api: Any) -> None:
@@ -47,11 +53,11 @@ def test_every_metric_of_the_contract_is_there_and_no_other(api: Any) -> None:
     assert helps == {metric.name: metric.help for metric in WORKER_METRICS}
 
 
-def test_while_the_model_loads_there_are_metrics_too(scripted: Any) -> None:
+def test_while_the_model_loads_there_are_metrics_too(scripted: Any, promtool: Path) -> None:
     with scripted.running(loaded=False) as server:
         text = server.get("/metrics").text
 
-    check(text)
+    check(promtool, text)
     assert "deepseek_engine_last_step_timestamp_seconds" in text
     assert "deepseek_kv_pages" not in text
 
