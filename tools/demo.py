@@ -128,7 +128,7 @@ def install(target: Target, *extra: str, chart: Path = CHART) -> None:
         ]
     target.run(
         "helm", "upgrade", "--install", "deepseek", str(chart),
-        "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout=3m",
+        "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout=10m",
         *values, *extra,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import ClusterError, ControlPlane, leftovers, places, processes
 
-pytestmark = pytest.mark.control_plane
+pytestmark = [pytest.mark.control_plane, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -127,5 +127,5 @@ def test_simulated_nodes_run_what_the_scheduler_gives_them():
         fleet.kubectl("create", "-f", "-", stdin=json.dumps(node))
         fleet.apply(deployment)
 
-        fleet.kubectl("rollout", "status", "deployment/simulated", "--timeout=60s")
-        fleet.kubectl("wait", "--for=condition=Ready", "node/fake", "--timeout=60s")
+        fleet.kubectl("rollout", "status", "deployment/simulated", "--timeout=240s")
+        fleet.kubectl("wait", "--for=condition=Ready", "node/fake", "--timeout=240s")

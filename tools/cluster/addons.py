@@ -66,7 +66,7 @@ def start_metrics(cluster: "Cluster") -> None:
         _wait(cluster, "monitoring", "prometheus")
         _wait(cluster, "monitoring", "prometheus-adapter")
         cluster.control_plane.kubectl(
-            "wait", "--for=condition=Available", "--timeout=60s",
+            "wait", "--for=condition=Available", "--timeout=240s",
             "apiservice/v1beta1.external.metrics.k8s.io",
         )  # fmt: skip
 
@@ -94,7 +94,7 @@ def _apply(cluster: "Cluster", manifest: str, values: Mapping[str, str]) -> None
 
 def _wait(cluster: "Cluster", namespace: str, deployment: str) -> None:
     cluster.control_plane.kubectl(
-        "rollout", "status", f"deployment/{deployment}", "-n", namespace, "--timeout=120s"
+        "rollout", "status", f"deployment/{deployment}", "-n", namespace, "--timeout=240s"
     )
 
 

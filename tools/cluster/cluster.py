@@ -243,7 +243,7 @@ class Cluster:
         # A healthy kubelet may not have registered its node yet.
         try:
             for state in ("create", "condition=Ready"):
-                self.control_plane.kubectl("wait", f"--for={state}", *nodes, "--timeout=60s")
+                self.control_plane.kubectl("wait", f"--for={state}", *nodes, "--timeout=240s")
         except ClusterError as error:
             ends = (
                 f"{name}'s kubelet says last:\n{self.node(name).log('kubelet')}" for name in names

@@ -23,7 +23,7 @@ from cluster.errors import ClusterError
 from cluster.processes import Process
 
 ADMIN_GROUP = "system:masters"
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 RUN_AS_COMPONENTS = ("kube-controller-manager", "kube-scheduler", "kwok")
 
 

@@ -24,7 +24,7 @@ from cluster.errors import ClusterError
 from cluster.oci import Containerd
 from cluster.processes import Process
 
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 PAUSE_IMAGE = "localhost/pause:v1"
 CGROUPS = Path("/sys/fs/cgroup")
 _PROGRAMS = "/run/cluster/bin"

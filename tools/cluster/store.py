@@ -20,7 +20,7 @@ from cluster import files, places, processes, programs
 from cluster.errors import ClusterError
 from cluster.oci import Containerd, Layout, link
 
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 NAMESPACE = "k8s.io"
 PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 SEEN_BY_NODES = Path("/run/cluster/store")
