@@ -11,9 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from site_under_test import Namespace
-
-PATIENCE_SECONDS = 240
+from site_under_test import PATIENCE_SECONDS, Namespace
 
 
 @dataclass

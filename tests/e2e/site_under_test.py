@@ -20,10 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DSD = "deepseekdeployments.deepseek.dev"
 DST = "deepseektenants.deepseek.dev"
 OPERATOR = "deployment/deepseek-deepseek-operator"
+PATIENCE_SECONDS = 240
+"""For whatever has to come: a minute is enough on a machine that does nothing else."""
 
 
-def eventually(look: Callable[[], T | None], seconds: float, what: str) -> T:
+def eventually(look: Callable[[], T | None], what: str, *, seconds: float = PATIENCE_SECONDS) -> T:
     """Look until something is seen.
+
+    What is not there yet, such as the conditions of a pod that was made this moment, is looked for
+    again.
 
     Raises:
         AssertionError: It was not seen in time; the message has what failed last.
@@ -36,8 +41,10 @@ def eventually(look: Callable[[], T | None], seconds: float, what: str) -> T:
             if seen:
                 return seen
             last = seen
-        except (ClusterError, AssertionError, OSError, httpx.HTTPError) as error:
-            last = error
+        except (
+            ClusterError, AssertionError, OSError, httpx.HTTPError, LookupError, StopIteration,
+        ) as error:  # fmt: skip
+            last = repr(error)
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s; last seen: {last}"
         time.sleep(0.3)
 
@@ -128,23 +135,25 @@ class Namespace:
                 return dict(condition)
         return {}
 
-    def wait_ready(self, name: str, seconds: float = 120) -> None:
+    def wait_ready(self, name: str, seconds: float = PATIENCE_SECONDS) -> None:
         def is_ready() -> bool:
             found = self.get(DSD, name)
             condition = self.condition(name)
             assert condition.get("status") == "True", condition
             return bool(condition["observedGeneration"] == found["metadata"]["generation"])
 
-        eventually(is_ready, seconds, f"{name} is Ready")
+        eventually(is_ready, f"{name} is Ready", seconds=seconds)
 
-    def wait_replicas(self, name: str, number: int, seconds: float = 120) -> None:
+    def wait_replicas(self, name: str, number: int, seconds: float = PATIENCE_SECONDS) -> None:
         eventually(
             lambda: self.get(DSD, name)["status"].get("readyReplicas", 0) == number,
-            seconds,
             f"{number} pods of {name} are ready",
+            seconds=seconds,
         )
 
-    def wait_reason(self, name: str, reason: str, seconds: float = 90, type_: str = "Ready") -> str:
+    def wait_reason(
+        self, name: str, reason: str, type_: str = "Ready", seconds: float = PATIENCE_SECONDS
+    ) -> str:
         """Wait until a condition has a reason; its message."""
 
         def has_reason() -> str:
@@ -152,7 +161,7 @@ class Namespace:
             assert condition.get("reason") == reason, condition
             return str(condition["message"])
 
-        return eventually(has_reason, seconds, f"{type_} of {name} is {reason}")
+        return eventually(has_reason, f"{type_} of {name} is {reason}", seconds=seconds)
 
     def pods(self, name: str) -> list[dict[str, Any]]:
         """The worker pods of a deployment that are not being deleted."""

@@ -40,7 +40,7 @@ def serve(namespace: Namespace, *arguments: str, **scaling: Any) -> None:
             "resources": {"requests": {"cpu": "10m", "memory": "256Mi"}},
         },
     )
-    namespace.wait_ready("scaled", 180)
+    namespace.wait_ready("scaled")
 
 
 def wanted(namespace: Namespace) -> int:
@@ -66,7 +66,7 @@ def test_load_on_the_memory_scales_from_one_pod_to_three_and_back(
 ) -> None:
     # Ten requests of ten pages each are more than three times the pool.
     serve(namespace, pool(32), maxReplicas=3)
-    namespace.wait_reason("scaled", "Scaling", 60, "ScalingActive")
+    namespace.wait_reason("scaled", "Scaling", "ScalingActive")
     assert wanted(namespace) == 1
     assert list(external_metric(namespace, DEMAND, "scaled").values()) == [0]
 
@@ -74,20 +74,18 @@ def test_load_on_the_memory_scales_from_one_pod_to_three_and_back(
     with Load(url, "scaled", 2, prompt_words=2, max_tokens=2, pause_seconds=0.3) as steady:
         started_at = time.monotonic()
         with Load(url, "scaled", 10, prompt_words=30, max_tokens=8) as heavy:
-            eventually(lambda: wanted(namespace) == 3, 60, "three pods are wanted")
+            eventually(lambda: wanted(namespace) == 3, "three pods are wanted")
             scaled_seconds = time.monotonic() - started_at
             assert sum(external_metric(namespace, DEMAND, "scaled").values()) > 160
-            namespace.wait_replicas("scaled", 3, 180)
+            namespace.wait_replicas("scaled", 3)
             pods = namespace.pods("scaled")
-            eventually(
-                lambda: all(answered_by(pod) for pod in pods), 120, "each of three pods answers"
-            )
+            eventually(lambda: all(answered_by(pod) for pod in pods), "each of three pods answers")
         ended_at = time.monotonic()
-        eventually(lambda: wanted(namespace) == 1, 180, "one pod is wanted")
+        eventually(lambda: wanted(namespace) == 1, "one pod is wanted")
         back_seconds = time.monotonic() - ended_at
-        eventually(lambda: len(namespace.pods("scaled")) == 1, 60, "one pod is left")
+        eventually(lambda: len(namespace.pods("scaled")) == 1, "one pod is left")
         eventually(
-            lambda: len(namespace.items("pods")) == 1, 90, "those that ended have done their work"
+            lambda: len(namespace.items("pods")) == 1, "those that ended have done their work"
         )
     record_property("seconds until three were wanted", round(scaled_seconds, 1))
     record_property("seconds until one was wanted", round(back_seconds, 1))
@@ -99,7 +97,7 @@ def test_load_on_the_memory_scales_from_one_pod_to_three_and_back(
     # The end of autoscaling: the autoscaler goes, and the spec's number counts.
     namespace.kubectl("patch", "dsd", "scaled", "--type=merge", "-p",
                       json.dumps({"spec": {"autoscaling": None, "replicas": 0}}))  # fmt: skip
-    eventually(lambda: wanted(namespace) == 0, 60, "no pod is wanted")
+    eventually(lambda: wanted(namespace) == 0, "no pod is wanted")
     assert namespace.items("hpa") == []
 
 
@@ -108,7 +106,7 @@ def queueing(site: Site) -> Iterator[Namespace]:
     """A deployment whose pods compute two requests at a time."""
     with site.place("queueing") as found:
         serve(found, "--max-running-requests=2", maxReplicas=2, queuedRequestsPerReplica=4)
-        found.wait_reason("scaled", "Scaling", 60, "ScalingActive")
+        found.wait_reason("scaled", "Scaling", "ScalingActive")
         yield found
 
 
@@ -116,10 +114,10 @@ def test_short_requests_scale_by_the_queue_while_the_pool_is_nearly_empty(
     queueing: Namespace,
 ) -> None:
     with Load(queueing.url("scaled"), "scaled", 12, prompt_words=2, max_tokens=8) as load:
-        eventually(lambda: wanted(queueing) == 2, 60, "two pods are wanted")
+        eventually(lambda: wanted(queueing) == 2, "two pods are wanted")
         seen = means(queueing)
-        queueing.wait_replicas("scaled", 2, 180)
-    eventually(lambda: wanted(queueing) == 1, 180, "one pod is wanted")
+        queueing.wait_replicas("scaled", 2)
+    eventually(lambda: wanted(queueing) == 1, "one pod is wanted")
 
     assert load.failures == []
     assert seen["deepseek_requests_waiting"] > 4
@@ -129,22 +127,22 @@ def test_short_requests_scale_by_the_queue_while_the_pool_is_nearly_empty(
 def test_a_metrics_api_that_is_down_or_another_s_holds_the_count_and_is_told(
     queueing: Namespace,
 ) -> None:
-    queueing.wait_reason("scaled", "Scaling", 60, "ScalingActive")
+    queueing.wait_reason("scaled", "Scaling", "ScalingActive")
     monitoring = queueing.site.in_namespace("monitoring")
 
     monitoring.kubectl("scale", "deployment/prometheus-adapter", "--replicas=0")
     try:
-        down = queueing.wait_reason("scaled", "ProviderUnavailable", 90, "ScalingActive")
+        down = queueing.wait_reason("scaled", "ProviderUnavailable", "ScalingActive")
         count = wanted(queueing)
     finally:
         monitoring.kubectl("scale", "deployment/prometheus-adapter", "--replicas=1")
-    queueing.wait_reason("scaled", "Scaling", 120, "ScalingActive")
+    queueing.wait_reason("scaled", "Scaling", "ScalingActive")
     held_by(queueing.site, "keda-operator-metrics-apiserver")
     try:
-        taken = queueing.wait_reason("scaled", "ProviderUnavailable", 90, "ScalingActive")
+        taken = queueing.wait_reason("scaled", "ProviderUnavailable", "ScalingActive")
     finally:
         held_by(queueing.site, "prometheus-adapter")
-    queueing.wait_reason("scaled", "Scaling", 120, "ScalingActive")
+    queueing.wait_reason("scaled", "Scaling", "ScalingActive")
 
     assert "monitoring/prometheus-adapter does not answer" in down
     assert "is held by the Service monitoring/keda-operator-metrics-apiserver" in taken
@@ -170,12 +168,12 @@ def test_a_rolling_update_under_load_fails_nothing_and_moves_no_count(
     # two pods at 90 percent each, 12 to 15 four at 60.
     patient = {"scaleDown": {"stabilizationWindowSeconds": 60}}
     serve(namespace, pool(64), maxReplicas=8, gpuMemoryPercent=percent, behavior=patient)
-    namespace.wait_reason("scaled", "Scaling", 60, "ScalingActive")
+    namespace.wait_reason("scaled", "Scaling", "ScalingActive")
 
     url = namespace.url("scaled")
     with Load(url, "scaled", clients, prompt_words=30, max_tokens=8) as load:
-        eventually(lambda: wanted(namespace) == pods, 90, f"{pods} pods are wanted")
-        namespace.wait_replicas("scaled", pods, 300)
+        eventually(lambda: wanted(namespace) == pods, f"{pods} pods are wanted")
+        namespace.wait_replicas("scaled", pods, seconds=300)
         before = {pod["metadata"]["uid"] for pod in namespace.pods("scaled")}
         time.sleep(15)
         with watched_count(namespace, PRIMARY) as counts:
@@ -184,10 +182,10 @@ def test_a_rolling_update_under_load_fails_nothing_and_moves_no_count(
                               json.dumps({"spec": {"pod": {"env": environment}}}))  # fmt: skip
             eventually(
                 lambda: not before & {pod["metadata"]["uid"] for pod in namespace.pods("scaled")},
-                600,
                 "all pods are new",
+                seconds=600,
             )
-            namespace.wait_ready("scaled", 300)
+            namespace.wait_ready("scaled", seconds=300)
 
     assert load.failures == []
     assert counts == [pods], namespace.kubectl("describe", "dsd,hpa")
@@ -199,17 +197,17 @@ def test_without_prometheus_the_count_is_held_under_load(namespace: Namespace) -
     monitoring = namespace.site.in_namespace("monitoring")
 
     with Load(namespace.url("scaled"), "scaled", 8, prompt_words=30, max_tokens=8) as load:
-        namespace.wait_replicas("scaled", 2, 180)
+        namespace.wait_replicas("scaled", 2)
         monitoring.kubectl("scale", "deployment/prometheus", "--replicas=0")
         try:
-            said = namespace.wait_reason("scaled", "MetricUnavailable", 120, "ScalingActive")
+            said = namespace.wait_reason("scaled", "MetricUnavailable", "ScalingActive")
             with watched_count(namespace, PRIMARY) as held:
                 time.sleep(30)
         finally:
             monitoring.kubectl("scale", "deployment/prometheus", "--replicas=1")
-        namespace.wait_reason("scaled", "Scaling", 180, "ScalingActive")
+        namespace.wait_reason("scaled", "Scaling", "ScalingActive")
 
     assert "the number of pods stays as it is" in said
     assert held == [2]
     assert load.failures == []
-    eventually(lambda: wanted(namespace) == 1, 180, "one pod is wanted")
+    eventually(lambda: wanted(namespace) == 1, "one pod is wanted")

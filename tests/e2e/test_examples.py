@@ -79,7 +79,7 @@ def does_what_it_says(namespace: Namespace, example: Expected) -> None:
     looked_at = namespace if "object" in expected else Tenants(namespace.site, namespace.name)
     name = expected.get("object") or expected["tenant"]
     for kind, condition in example.conditions.items():
-        looked_at.wait_reason(name, condition["reason"], expected["within_seconds"], kind)
+        looked_at.wait_reason(name, condition["reason"], kind, expected["within_seconds"])
         assert looked_at.condition(name, kind)["status"] == condition["status"]
     if example.lacking:
         return
@@ -88,7 +88,6 @@ def does_what_it_says(namespace: Namespace, example: Expected) -> None:
         question = expected["ask"]
         answer = eventually(
             lambda: ask(namespace, expected["object"], question, question.get("api_key")),
-            60,
             "an answer",
         )
         assert answer.status_code == 200, answer.text

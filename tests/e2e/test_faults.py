@@ -68,7 +68,7 @@ def test_a_quota_that_refuses_pods_is_said_and_heals_when_it_grows(namespace: Na
     namespace.wait_reason("refused", "CreationRefused", type_="QuotaExceeded")
     namespace.apply(quota | {"spec": {"hard": {"pods": "5"}}})
 
-    namespace.wait_ready("refused", 180)
+    namespace.wait_ready("refused")
 
 
 def test_a_quota_that_refuses_the_loader_is_said(namespace: Namespace) -> None:
@@ -118,4 +118,4 @@ def test_one_bad_object_does_not_hold_up_others(namespace: Namespace) -> None:
     namespace.serve("bad", pod={"image": "localhost/no-such-image:1"})
     namespace.serve("good", replicas=0)
 
-    eventually(lambda: namespace.condition("good").get("reason") == "ScaledToZero", 60, "good")
+    eventually(lambda: namespace.condition("good").get("reason") == "ScaledToZero", "good")

@@ -52,11 +52,11 @@ def test_an_upgrade_from_the_previous_commits_chart_and_an_uninstall_leave_users
 
     left = eventually(
         lambda: (found := objects_of_the_release(site)) and not leftovers(found) and found,
-        60, "only the CRDs are left",
-    )  # fmt: skip
+        "only the CRDs are left",
+    )
     assert {name.rpartition("/")[2] for name in left} == CRDS
     # The Lease belongs to the operator's pod, so that nobody waits for one that is gone.
-    eventually(lambda: not site.system.items("leases"), 60, "the Lease is gone")
+    eventually(lambda: not site.system.items("leases"), "the Lease is gone")
     assert answers(namespace)
 
     install(site.target, chart=CHART)

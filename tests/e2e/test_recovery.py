@@ -98,7 +98,7 @@ def steady(site: Site) -> str:
     site.kubectl("cordon", "node2")
     try:
         site.system.kubectl("rollout", "restart", OPERATOR)
-        site.system.kubectl("rollout", "status", OPERATOR, "--timeout=120s")
+        site.system.kubectl("rollout", "status", OPERATOR, "--timeout=240s")
     finally:
         site.kubectl("uncordon", "node2")
     return "node2"
@@ -107,11 +107,11 @@ def steady(site: Site) -> str:
 def spread(namespace: Namespace, name: str, **spec: Any) -> None:
     """Serve with a Ready pod on each of the two nodes."""
     namespace.serve(name, replicas=2, pod=SMALL | SPREAD, **spec)
-    namespace.wait_ready(name, 180)
-    namespace.wait_replicas(name, 2, 180)
+    namespace.wait_ready(name)
+    namespace.wait_replicas(name, 2)
     nodes = {pod["spec"]["nodeName"] for pod in namespace.pods(name)}
     assert nodes == {"node1", "node2"}
-    eventually(lambda: namespace.get(DSD, name)["status"].get("memory"), 90, "they are asked")
+    eventually(lambda: namespace.get(DSD, name)["status"].get("memory"), "they are asked")
 
 
 def endpoints(namespace: Namespace, name: str) -> set[str]:
@@ -164,17 +164,15 @@ def lose_a_node(site: Site, namespace: Namespace, node: str) -> tuple[float, flo
     lost = on(namespace, "lost", node)["metadata"]["name"]
     client = Client(namespace.url("lost"), "lost")
     with client.asking():
-        eventually(lambda: client.answers > 10, 60, "answers")
+        eventually(lambda: client.answers > 10, "answers")
         before = len(client.attempts.failed)
         began = time.monotonic()
         site.cluster.stop_node(node)
         try:
-            eventually(
-                lambda: are_replaced(namespace, "lost", lost, "node1"), 120, "the replacement"
-            )
+            eventually(lambda: are_replaced(namespace, "lost", lost, "node1"), "the replacement")
             replaced = time.monotonic() - began
             answered = client.answers
-            eventually(lambda: client.answers > answered + 10, 60, "answers after that")
+            eventually(lambda: client.answers > answered + 10, "answers after that")
         finally:
             site.cluster.start_node(node)
     failed = [at - began for at, _ in client.attempts.failed[before:]]
@@ -184,7 +182,7 @@ def lose_a_node(site: Site, namespace: Namespace, node: str) -> tuple[float, flo
     assert recovery["switches"][0]["cause"] == "NodeSilent"
     assert recovery["switches"][0]["node"] == node
     gone = "deepseek.dev/quarantine=lost"
-    eventually(lambda: not namespace.items("pods", gone), 120, "the lost pod is deleted")
+    eventually(lambda: not namespace.items("pods", gone), "the lost pod is deleted")
     return last, replaced
 
 
@@ -196,19 +194,18 @@ def hang_an_engine(namespace: Namespace) -> tuple[float, float]:
     assert processes
     client = Client(namespace.url("hung"), "hung")
     with client.asking():
-        eventually(lambda: client.answers > 10, 60, "answers")
-        eventually(lambda: hung in endpoints(namespace, "hung"), 60, "it gets requests")
+        eventually(lambda: client.answers > 10, "answers")
+        eventually(lambda: hung in endpoints(namespace, "hung"), "it gets requests")
         began = time.monotonic()
         for process in processes:
             os.kill(process, signal.SIGSTOP)
-        eventually(lambda: hung not in endpoints(namespace, "hung"), 60, "it gets no requests")
+        eventually(lambda: hung not in endpoints(namespace, "hung"), "it gets no requests")
         left = time.monotonic() - began
-        eventually(lambda: are_replaced(namespace, "hung", hung, "node1"), 120, "the replacement")
+        eventually(lambda: are_replaced(namespace, "hung", hung, "node1"), "the replacement")
         replaced = time.monotonic() - began
     assert client.failures == []
     eventually(
         lambda: not namespace.items("pods", "deepseek.dev/quarantine=hung"),
-        60,
         "the hung pod is deleted",
     )
     return left, replaced

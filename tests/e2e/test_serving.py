@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from demo import PROMPT, ask
-from site_under_test import DSD, Namespace, Site, eventually
+from site_under_test import DSD, PATIENCE_SECONDS, Namespace, Site, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -58,9 +58,7 @@ def test_the_operator_is_let_in_and_the_status_shows_the_workers_memory(
     served: Namespace,
 ) -> None:
     """The worker's NetworkPolicy lets the operator ask for /state, which nobody else may."""
-    memory = eventually(
-        lambda: served.get(DSD, "smollm2")["status"].get("memory"), 90, "status.memory"
-    )
+    memory = eventually(lambda: served.get(DSD, "smollm2")["status"].get("memory"), "status.memory")
 
     assert set(memory["predictedBytes"]) == set(memory["measuredBytes"])
     assert 0 < memory["usedPercent"] <= 100
@@ -84,7 +82,7 @@ def test_prometheus_and_the_external_metrics_api_have_the_workers_memory(
     )
 
     items = eventually(
-        lambda: json.loads(served.kubectl("get", "--raw", path))["items"], 60, "a series"
+        lambda: json.loads(served.kubectl("get", "--raw", path))["items"], "a series"
     )
 
     assert len(items) == 1
@@ -102,13 +100,13 @@ def test_kept_connections_spread_over_new_replicas(served: Namespace) -> None:
 
         # One client, one kept connection at a time: kube-proxy chooses anew for each connection,
         # so each of them misses the new pod with a probability of one half.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while 'finish_reason="length"' not in httpx.get(metrics, timeout=60).text:
             assert client.post("/completions", json=request).status_code == 200
             assert time.monotonic() < deadline, "the new pod got no request"
 
     served.kubectl("scale", "dsd/smollm2", "--replicas=1")
-    eventually(lambda: len(served.pods("smollm2")) == 1, 60, "one pod is left")
+    eventually(lambda: len(served.pods("smollm2")) == 1, "one pod is left")
 
 
 def test_a_rolling_change_under_load_fails_no_request(served: Namespace) -> None:
@@ -119,7 +117,7 @@ def test_a_rolling_change_under_load_fails_no_request(served: Namespace) -> None
         "-p", json.dumps({"spec": {"pod": {"env": [{"name": "ROLLED", "value": "1"}]}}}),
     )  # fmt: skip
     codes = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while {pod["metadata"]["uid"] for pod in served.pods("smollm2")} & before:
         answer = httpx.post(
             f"{served.url('smollm2')}/completions",

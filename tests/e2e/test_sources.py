@@ -98,7 +98,7 @@ def test_a_model_is_downloaded_once_for_two_objects_and_after_deleting(
         "certificateAuthority": trust(namespace, server),
     }
     namespace.serve("first", model=model_spec)
-    namespace.wait_ready("first", 180)
+    namespace.wait_ready("first")
     assert namespace.condition("first", "ModelCached")["reason"] == "Downloaded"
     with OpenAI(base_url=namespace.url("first"), api_key="none") as client:
         completion = client.completions.create(
@@ -106,9 +106,9 @@ def test_a_model_is_downloaded_once_for_two_objects_and_after_deleting(
         )
     assert "Paris" in completion.choices[0].text
 
-    namespace.kubectl("delete", "dsd", "first", "--timeout=60s")
+    namespace.kubectl("delete", "dsd", "first", "--timeout=240s")
     namespace.serve("second", model=model_spec)
-    namespace.wait_ready("second", 180)
+    namespace.wait_ready("second")
 
     assert server.requests.count("/model.gguf") == 1
 
@@ -126,7 +126,7 @@ def test_a_wrong_checksum_is_said_and_heals_with_the_right_one(
     assert namespace.pods("checked") == []
     right = server.source("model.gguf", weights)
     namespace.serve("checked", model={"source": right, "certificateAuthority": trusted})
-    namespace.wait_ready("checked", 180)
+    namespace.wait_ready("checked")
 
 
 def test_a_missing_authority_is_said_and_heals(
@@ -142,7 +142,7 @@ def test_a_missing_authority_is_said_and_heals(
     assert "ConfigMap trusted" in message
     trust(namespace, server)
     # The kubelet tries the mount again after pauses of up to two minutes.
-    namespace.wait_reason("untrusting", "Downloaded", 240, type_="ModelCached")
+    namespace.wait_reason("untrusting", "Downloaded", type_="ModelCached")
 
 
 def test_a_file_that_does_not_exist_is_said(namespace: Namespace, server: FileServer) -> None:
@@ -173,7 +173,7 @@ def test_a_full_disk_is_said_and_heals_when_there_is_room(
     namespace.wait_reason("crowded", "DiskFull", type_="ModelCached")
     held(node, "mount", "-o", "remount,size=200m", "/var/lib/volumes/small")
 
-    namespace.wait_ready("crowded", 240)
+    namespace.wait_ready("crowded")
 
 
 def mount_small_volume(site: Site, node: Node) -> None:
@@ -213,7 +213,7 @@ def test_a_model_on_a_volume_that_somebody_else_filled(
         }
     )
 
-    namespace.wait_ready("mounted", 120)
+    namespace.wait_ready("mounted")
 
 
 def test_a_model_in_an_image_of_its_own(site: Site, namespace: Namespace) -> None:
@@ -221,7 +221,7 @@ def test_a_model_in_an_image_of_its_own(site: Site, namespace: Namespace) -> Non
     source = f"oci://{site.target.worker_image}#path=models/smollm2"
     namespace.serve("imaged", model={"source": source})
 
-    namespace.wait_ready("imaged", 120)
+    namespace.wait_ready("imaged")
 
     volumes = namespace.pods("imaged")[0]["spec"]["volumes"]
     assert any("image" in found for found in volumes)
@@ -243,6 +243,6 @@ def test_a_missing_secret_is_said_and_heals_when_it_is_made(
 
     namespace.kubectl("create", "secret", "generic", "keys", "--from-literal=api-key=one-key")
 
-    namespace.wait_ready("keyed", 180)
+    namespace.wait_ready("keyed")
     with OpenAI(base_url=namespace.url("keyed"), api_key="one-key") as client:
         assert client.models.list().data[0].id == "keyed"

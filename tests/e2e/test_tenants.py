@@ -24,19 +24,19 @@ def test_a_tenants_cap_holds_and_moves_with_its_namespaces(namespace: Namespace)
         tenants.wait_reason("e2e", "NamespaceMissing")
         give(namespace, most=50, namespaces=[namespace.name])
         tenants.wait_reason("e2e", "QuotaDealt")
-        eventually(lambda: quota(namespace) == "4", 60, "half of eight cards")
+        eventually(lambda: quota(namespace) == "4", "half of eight cards")
 
         namespace.serve("five", gpu={"mode": "whole"}, replicas=5)
 
         message = namespace.wait_reason("five", "TenantLimit", type_="QuotaExceeded")
         assert "may use 4 units now" in message
-        eventually(lambda: len(namespace.pods("five")) == 4, 60, "four of five pods")
+        eventually(lambda: len(namespace.pods("five")) == 4, "four of five pods")
         with pytest.raises(ClusterError, match="allows at most 65"):
             give(namespace, most=66, namespaces=[namespace.name])
 
         give(namespace, most=50, namespaces=["nobodys"])
 
-        eventually(lambda: quota(namespace) == "", 60, "the quota goes with the namespace")
+        eventually(lambda: quota(namespace) == "", "the quota goes with the namespace")
     finally:
         namespace.kubectl("delete", DST, "e2e", "--ignore-not-found")
         offer_gpus(namespace, node, None)
