@@ -89,7 +89,7 @@ def test_what_is_packed_depends_on_type_and_processor(monkeypatch, suits_mkl):
     has_onednn = torch._C._has_mkldnn
 
     assert packs_on(CPU, torch.float32) == (has_onednn and not suits_mkl)
-    assert packs_on(CPU, torch.bfloat16) == has_onednn
+    assert packs_on(CPU, torch.bfloat16) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert not packs_on(CPU, torch.float16)
     assert not packs_on(torch.device("meta"), torch.float32)
 
