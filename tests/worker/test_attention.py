@@ -1,5 +1,6 @@
 """Paged attention against attention written out, over mixed steps and dirty pages."""
 
+import itertools
 import math
 import random
 
@@ -144,16 +145,30 @@ def test_a_cache_of_lower_precision_is_close(kind, tolerance):
     session = Session(5, formats=("float32", kind))
     torch.manual_seed(0)
     qkv = torch.randn(9, 10 * 8)
-    whole = session.attention.plan([Span([1, 2, 3], 0, 9)])
-    session.attention.write(1, qkv, whole)
-    exact = session.attention.attend(1, qkv, whole)[-1]
-
-    last = session.attention.plan([Span([1, 2, 3], 8, 9)])
-    session.attention.write(1, qkv[-1:], last)
-    rounded = session.attention.attend(1, qkv[-1:], last)[0]
+    plan = session.attention.plan([Span([1, 2, 3], 0, 9)])
+    exact, rounded = (attended(session, layer, qkv, plan) for layer in (0, 1))
 
     assert not torch.equal(exact, rounded)
     assert torch.allclose(exact, rounded, atol=tolerance)
+
+
+def attended(session, layer, qkv, plan):
+    session.attention.write(layer, qkv, plan)
+    return session.attention.attend(layer, qkv, plan)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bf16", "fp8", "int8"])
+def test_where_a_prompt_is_cut_changes_nothing(kind):
+    session = Session(5, formats=("float32", kind))
+    qkv = torch.randn(9, 10 * 8)
+    whole = attended(session, 1, qkv, session.attention.plan([Span([1, 2, 3], 0, 9)]))
+
+    for cuts in ((0, 1, 9), (0, 4, 9), (0, 8, 9), tuple(range(10))):
+        parts = [
+            attended(session, 1, qkv[a:b], session.attention.plan([Span([7, 8, 9], a, b)]))
+            for a, b in itertools.pairwise(cuts)
+        ]
+        assert torch.allclose(torch.cat(parts), whole, atol=1e-6)
 
 
 def test_the_workspace_is_counted_and_reused():

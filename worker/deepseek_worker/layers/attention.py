@@ -6,7 +6,11 @@ once; `write` and `attend` then run for every layer on what the plan holds. A gr
 - decoding sequences of similar length: their pages are gathered side by side, padded to the
   longest and masked; the query heads of one KV head are the rows of one small matrix, so that
   keys and values are read once, or
-- one chunk of one prompt, against its own pages, or against itself when it is the first.
+- one chunk of one prompt, against its own pages, or against itself when it is the first and pages
+  hold exactly what is written.
+
+All attend to keys and values as the pages hold them, a token's own included: where a prompt is cut
+into chunks, and what of it is cached, changes no answer.
 """
 
 from collections.abc import Sequence
@@ -18,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from deepseek_worker.layers.rope import Rope, rotate
-from deepseek_worker.memory.pool import KvPool
+from deepseek_worker.memory.pool import KV_TYPES, KvPool
 
 # Pages of padding that cost less than computing one more group.
 MAX_PADDING_PAGES = 16
@@ -59,11 +63,11 @@ class Group:
     rows: slice
     num_sequences: int
     context: int
-    """Keys to attend to, padding included; 0 for a first chunk, which needs no pages."""
+    """Keys to attend to, padding included; 0 for a first chunk that needs no pages."""
     pages: Tensor | None
-    """The pages to gather, `[num_sequences * pages of the longest]`; None for a first chunk."""
+    """The pages to gather, `[num_sequences * pages of the longest]`; None where none are needed."""
     mask: Tensor | None
-    """0 or minus infinity, added to the scores."""
+    """0 or minus infinity, added to the scores; None for a first chunk, which is causal."""
 
     @property
     def is_decoding(self) -> bool:
@@ -92,6 +96,7 @@ class TorchAttention:
         self._rope = rope
         self._num_heads = num_heads
         self._dtype = dtype
+        self._rounds = any(KV_TYPES[kind] != dtype for kind in pool.formats)
         self._workspace = pool.data.new_empty(0)
 
     @property
@@ -163,7 +168,7 @@ class TorchAttention:
             keys,
             values,
             attn_mask=group.mask,
-            is_causal=group.context == 0,
+            is_causal=group.mask is None,
             enable_gqa=kv_heads != self._num_heads,
         )
         return attended[0].transpose(0, 1).flatten(1)
@@ -236,9 +241,11 @@ class TorchAttention:
 
     def _chunk_group(self, span: Span, first_row: int) -> Group:
         rows = slice(first_row, first_row + span.end - span.start)
-        if span.start == 0:
+        if span.start == 0 and not self._rounds:
             return Group(rows, 1, 0, None, None)
         pages = self._tensor(span.pages[: -(-span.end // self._pool.page_tokens)])
+        if span.start == 0:
+            return Group(rows, 1, span.end, pages, None)
         keys = torch.arange(span.end, device=pages.device)
         queries = torch.arange(span.start, span.end, device=pages.device)
         mask = self._additive(keys > queries[:, None])
