@@ -48,7 +48,9 @@ Start = Callable[..., Operator]
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """etcd, API server and controller manager, with the CRDs installed."""
-    with ControlPlane("operator-tests", components=("kube-controller-manager",)) as plane:
+    components = ("kube-controller-manager",)
+    # Nodes say once that they are Ready: see `add_node`.
+    with ControlPlane("operator-tests", components, node_grace_seconds=3600) as plane:
         found = connect(plane)
         install_crds(found)
         yield found

@@ -13,7 +13,7 @@ from typing import Any, Self
 from aiohttp import web
 from real import Server
 
-from deepseek_operator.kinds import POD, SECRET, Manifest
+from deepseek_operator.kinds import NODE, POD, SECRET, Manifest
 
 STATE: dict[str, Any] = {
     "phase": "ready",
@@ -86,6 +86,20 @@ class Responder:
         while not {pod, self.nodes.get(pod)}.isdisjoint(self.silent):  # noqa: ASYNC110 - tests change it
             await asyncio.sleep(0.1)
         return web.json_response(STATE | self.states.get(pod, {}))
+
+
+def add_node(server: Server, name: str) -> None:
+    """Make a node that says it is Ready.
+
+    Of one that does not Kubernetes says after a minute that it is not, and that its pods are not.
+    """
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = {
+        "type": "Ready", "status": "True", "reason": "KubeletReady",
+        "lastHeartbeatTime": now, "lastTransitionTime": now,
+    }  # fmt: skip
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    server.must("POST", NODE.path(None), {**node, "status": {"conditions": [ready]}})
 
 
 def bind(server: Server, pod: Manifest, node: str) -> None:

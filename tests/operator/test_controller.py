@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fault_proxy import FaultProxy
 from real import Operator, Server, eventually
-from responder import bind
+from responder import add_node, bind
 from scenes import condition
 
 from conftest import Start
@@ -23,6 +23,7 @@ from deepseek_operator.kinds import (
     EVENT,
     JOB,
     NETWORK_POLICY,
+    NODE,
     POD,
     SECRET,
     SERVICE,
@@ -680,13 +681,20 @@ class TestDownload:
 
 
 class TestRights:
-    def break_device(self, server: Server, namespace: str) -> None:
+    @pytest.fixture
+    def node(self, server: Server, namespace: str) -> Iterator[str]:
+        """A pod on a node that is not there would be ended by Kubernetes, if a little later."""
+        add_node(server, namespace)
+        yield namespace
+        server.must("DELETE", NODE.path(None, namespace))
+
+    def break_device(self, server: Server, namespace: str, node: str) -> None:
         """Play a worker that ends again and again because of its device."""
         name = "deepseek.dev/deployment"
         pod = next(
             p for p in pods(server, namespace) if p["metadata"]["labels"].get(name) == "chat"
         )
-        bind(server, pod, "nowhere")
+        bind(server, pod, node)
         words = '{"reason": "MemoryHeld", "message": "somebody holds it"}'
         container = {
             "name": "worker", "image": "x", "imageID": "x", "ready": False, "restartCount": 3,
@@ -697,7 +705,7 @@ class TestRights:
         server.patch(POD, namespace, pod["metadata"]["name"], changes, "status")
 
     def test_the_calls_are_those_of_the_role_and_no_others(
-        self, server: Server, namespace: str, start: Start
+        self, server: Server, namespace: str, start: Start, node: str
     ) -> None:
         """Case F14, for the operator's part: the API server's own log is compared with the role."""
         from deepseek_operator.permissions import OWN_NAMESPACE, SERVED_NAMESPACES
@@ -747,7 +755,7 @@ class TestRights:
         server.patch(SERVICE_ACCOUNT, namespace, "chat", stripped)
         eventually(lambda: operator.requests()["patch", "secrets"])
         eventually(lambda: operator.requests()["patch", "serviceaccounts"])
-        self.break_device(server, namespace)
+        self.break_device(server, namespace, node)
         eventually(lambda: operator.requests()["patch", "pods"], what="it is quarantined")
         eventually(lambda: operator.requests()["delete", "pods"], what="and ended")
         operator.stop()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from real import Server, eventually
-from responder import Responder, bind, run_worker
-from test_controller import complete, dsd, pods, reason, status_of
+from responder import Responder, add_node, bind, run_worker
+from test_controller import complete, dsd, pods, status_of
 
 from conftest import Start
 from deepseek_operator.kinds import DEEPSEEK_DEPLOYMENT, EVENT, POD, Kind, Manifest
@@ -19,7 +19,6 @@ from deepseek_operator.recovery import QUARANTINE_LABEL
 pytestmark = [pytest.mark.control_plane, pytest.mark.timeout(300)]
 
 CPU = {"gpu": {"mode": "cpu"}}
-NODE = Kind("", "v1", "nodes", "Node")
 SLICE = Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 DEPLOYMENT_LABEL = "deepseek.dev/deployment"
 
@@ -35,7 +34,7 @@ def nodes(server: Server, namespace: str) -> Iterator[tuple[str, str]]:
     """Two nodes of the test's own, which pods are bound to by hand."""
     names = (f"{namespace}-a", f"{namespace}-b")
     for name in names:
-        server.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+        add_node(server, name)
     yield names
     for name in names:
         server.ask("DELETE", f"/api/v1/nodes/{name}")
@@ -72,7 +71,7 @@ def serving(
     found = eventually(lambda: len(workers(server, namespace)) == 2 and workers(server, namespace))
     for pod, node in zip(found, nodes, strict=True):
         place(server, responder, pod, node)
-    eventually(lambda: reason(server, namespace) == "Available")
+    eventually(lambda: status_of(server, namespace)["readyReplicas"] == 2, what="both are Ready")
     eventually(lambda: len(responder.asked) == 2, what="both are asked")
     return dict(zip(nodes, found, strict=True))
 
