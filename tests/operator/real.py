@@ -57,6 +57,9 @@ def eventually(
 ) -> T:
     """Call until the result is true; the last result or error is in the message.
 
+    What the API server refuses may pass as well: for a moment it stores no objects of a CRD that
+    changes, or is not up again.
+
     The time is for a machine that does many other things: an operator alone needs seconds.
     """
     deadline = time.monotonic() + seconds
@@ -66,7 +69,9 @@ def eventually(
             last = result = check()
             if result:
                 return result
-        except (KeyError, IndexError, TypeError, httpx.HTTPError, StopIteration) as error:
+        except (
+            AssertionError, KeyError, IndexError, TypeError, httpx.HTTPError, StopIteration,
+        ) as error:  # fmt: skip
             last = repr(error)
         time.sleep(every)
     raise AssertionError(f"not within {seconds} s: {what or check}; last: {last}")

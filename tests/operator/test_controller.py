@@ -192,8 +192,11 @@ def serve(server: Server, namespace: str, name: str = "chat") -> None:
 
 
 def quiet(operator: Operator) -> dict[tuple[str, str], int]:
-    """Wait until the operator writes nothing for longer than it ever delays a status."""
-    before: dict[tuple[str, str], int] = {}
+    """Wait until the operator writes nothing for longer than it ever delays a status.
+
+    That is a second, and what a busy machine takes to write it.
+    """
+    before: dict[tuple[str, str], int] | None = None
 
     def is_quiet() -> bool:
         nonlocal before
@@ -201,7 +204,8 @@ def quiet(operator: Operator) -> dict[tuple[str, str], int]:
         before, same = now, now == before
         return same
 
-    eventually(is_quiet, every=1.3, what="quiet")
+    eventually(is_quiet, every=2.0, what="quiet")
+    assert before is not None
     return before
 
 

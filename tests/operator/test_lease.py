@@ -240,8 +240,8 @@ class TestHolding:
             lease = Lease(api, SETTINGS)
             await lease.acquire()
             server.lease = None
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(lease.hold(), 2.5)
+            async with held(lease):
+                await until(lambda: server.lease is not None)
 
         assert server.lease is not None
         assert server.lease["spec"]["holderIdentity"] == "me"

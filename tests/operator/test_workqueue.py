@@ -103,7 +103,7 @@ async def test_no_more_at_once_than_allowed() -> None:
 async def test_a_failing_name_waits_and_holds_up_no_other(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepseek_operator.workqueue.FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("deepseek_operator.workqueue.FIRST_BACKOFF_SECONDS", 0.2)
     caplog.set_level(logging.CRITICAL, "deepseek_operator.workqueue")
     work = Work()
     work.failures["bad"] = 2
@@ -159,12 +159,12 @@ async def test_an_event_does_not_wait_for_the_timer() -> None:
 
 async def test_a_forgotten_name_is_not_done_again() -> None:
     work = Work()
-    work.again["a"] = 0.01
+    work.again["a"] = 0.2
     queue = WorkQueue(work, concurrency=1)
     queue.add("a")
     await queue.settle()
     queue.forget("a")
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0.3)
 
     assert work.done == ["a"]
 
