@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import random
 
+import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,12 +65,16 @@ class Asked:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     guided_tokens: int
+    adapter: str | None = None
+    salt: str = ""
     comes: int = 0
     goes: int | None = None
 
     def request(self, name):
         guide = Wandering(self.guided_tokens) if self.guided_tokens else None
-        return Request(name, self.prompt, self.sampling, guide=guide)
+        return Request(
+            name, self.prompt, self.sampling, self.salt, adapter=self.adapter, guide=guide
+        )
 
 
 @st.composite
@@ -81,6 +88,8 @@ def asked(draw):
         tuple(prompt),
         SamplingParams(**sampling),
         guided_tokens=draw(st.sampled_from((0, 0, 0, 12))),
+        adapter=draw(st.sampled_from((None, None, "one", "two"))),
+        salt=draw(st.sampled_from(("", "", "", "salt"))),
         comes=draw(st.sampled_from((0, 0, 0, 3, 9))),
         goes=draw(st.sampled_from((None, None, None, 12))),
     )
@@ -91,6 +100,16 @@ LONG = [
     Asked((5, 8, first), SamplingParams(temperature=0, max_tokens=36), guided_tokens=0)
     for first in range(3)
 ]
+
+
+def choice(one, number):
+    """One more answer to a request, as the API asks for it."""
+    sampling = one.sampling
+    if sampling.seed is not None:
+        sampling = msgspec.structs.replace(sampling, seed=sampling.seed ^ number)
+    return dataclasses.replace(one, sampling=sampling)
+
+
 OPTIONS = st.fixed_dictionaries(
     {
         "max_batch_tokens": st.sampled_from((1, 2, 7, 8, 16, 48)),
@@ -98,17 +117,23 @@ OPTIONS = st.fixed_dictionaries(
         "kv_cache_bytes": st.sampled_from((48, 48, 480)).map(lambda n: n * TOKEN_BYTES),
         "page_tokens": st.sampled_from((1, 4, 8)),
         "prefix_cache": st.booleans(),
+        "kv_cache": st.sampled_from(("auto", "auto", "int8")),
     }
 )
 
 
 @pytest.fixture(scope="module", params=[None, graph_runner], ids=["torch", "ahead"])
-def load(request, tiny):
+def load(request, tiny, make_adapter):
     """Makes engines whose runner has its results at once, and ones that keep ahead."""
+    folder, model = tiny
+    lora = [
+        {"name": name, "path": make_adapter(model, seed=seed)}
+        for seed, name in enumerate(("one", "two"))
+    ]
 
     def load(**options):
-        config = EngineConfig(model=tiny[0], device="cpu", max_context_tokens=CONTEXT, **options)
-        return load_engine(config, lambda _: None, request.param)
+        options = {"device": "cpu", "max_context_tokens": CONTEXT, "lora": lora} | options
+        return load_engine(EngineConfig(model=folder, **options), lambda _: None, request.param)
 
     return load
 
@@ -117,11 +142,35 @@ def load(request, tiny):
 def alone(load):
     """The answer to a request that has the engine for itself, its prompt read in one step."""
     options = {"prefix_cache": False, "max_running_requests": 1, "max_batch_tokens": CONTEXT}
-    engine = load(kv_cache_bytes=CONTEXT * TOKEN_BYTES, **options)
+    options["kv_cache_bytes"] = CONTEXT * TOKEN_BYTES
+    engines = {kind: load(kv_cache=kind, **options) for kind in ("auto", "int8")}
     number = functools.partial(pytest.approx, abs=1e-3)
-    return lambda one: answer(
-        run(engine, [dataclasses.replace(one, comes=0, goes=None)])[0], number
-    )
+
+    def alone(one, kv_cache):
+        requests = [dataclasses.replace(one, comes=0, goes=None)]
+        return answer(run(engines[kv_cache], requests)[0], number)
+
+    return alone
+
+
+def run_short(engine, calls, is_late):
+    """Have memory run out in these of the engine's forward passes, where they can be divided.
+
+    Late is after everything was launched, as on a GPU that has no room for logprobs.
+    """
+    forward, number = engine.runner.forward, itertools.count()
+
+    def runs_out(inputs):
+        is_short = next(number) in calls and sum(e.num_tokens for e in inputs.entries) > 1
+        if is_short and not is_late:
+            raise torch.OutOfMemoryError
+        results = forward(inputs)
+        if is_short:
+            raise torch.OutOfMemoryError
+        return results
+
+    # Some runners have slots, or are frozen.
+    object.__setattr__(engine.runner, "forward", runs_out)
 
 
 def run(engine, everyone):
@@ -158,18 +207,26 @@ def answer(outputs, number=float):
 
 
 @given(
-    num_long=st.integers(0, 3), others=st.lists(asked(), min_size=2, max_size=5), options=OPTIONS
+    num_long=st.integers(0, 3),
+    others=st.lists(asked(), min_size=2, max_size=5),
+    num_choices=st.sampled_from((1, 1, 3)),
+    options=OPTIONS,
+    short_calls=st.sampled_from(((), (), (1, 4, 5))),
+    is_late=st.booleans(),
 )
 @settings(max_examples=15)
-def test_an_answer_is_the_one_that_the_request_gets_alone(load, alone, num_long, others, options):
+def test_an_answer_is_the_one_that_the_request_gets_alone(
+    load, alone, num_long, others, num_choices, options, short_calls, is_late
+):
     engine = load(**options)
-    everyone = LONG[:num_long] + others
+    run_short(engine, short_calls, is_late)
+    everyone = LONG[:num_long] + others + [choice(others[0], n) for n in range(1, num_choices)]
 
     outputs = run(engine, everyone)
 
     for one, given_ in zip(everyone, outputs, strict=True):
         end, tokens, rows, prompt = answer(given_)
-        wanted_end, wanted_tokens, wanted_rows, wanted_prompt = alone(one)
+        wanted_end, wanted_tokens, wanted_rows, wanted_prompt = alone(one, options["kv_cache"])
         if end == ("abort", None):
             assert tokens == wanted_tokens[: len(tokens)]
             assert rows == wanted_rows[: len(rows)]
