@@ -53,6 +53,8 @@ class Seen:
     """By node, pods that hold units there."""
     num_placed: int = 0
     """Pods whose units are counted on their node, or for which there is no node."""
+    num_hopeless: int = 0
+    """Pods that do not answer, for a reason that waiting does not heal."""
     trouble: Trouble | None = None
 
     @property
@@ -118,6 +120,7 @@ def see(
         leaves_at=max(ends) + timedelta(seconds=LEAVING_SECONDS) if ends else None,
         bound=Counter(node for pod in holding if (node := pod["spec"].get("nodeName"))),
         num_placed=sum(_is_placed(pod, is_counted) for pod in live) + len(unschedulable),
+        num_hopeless=sum(_is_hopeless(worst_trouble([pod], now)) for pod in live),
         trouble=worst_trouble(live, now),
     )
 
@@ -140,6 +143,10 @@ def _is_placed(pod: Manifest, is_counted: Callable[[str], bool] | None) -> bool:
     return bool(pod["spec"].get("nodeName")) and (
         is_counted is None or is_counted(f"{metadata['namespace']}/{metadata['name']}")
     )
+
+
+def _is_hopeless(trouble: Trouble | None) -> bool:
+    return trouble is not None and trouble.reason in _HOPELESS
 
 
 def _condition(pod: Manifest, kind: str) -> Manifest:
@@ -187,14 +194,14 @@ class View:
     @property
     def is_hopeless(self) -> bool:
         """Whether no pod answers, for a reason that waiting does not heal."""
-        trouble = self.seen.trouble
-        return self.seen.num_ready == 0 and trouble is not None and trouble.reason in _HOPELESS
+        return self.seen.num_ready == 0 and _is_hopeless(self.seen.trouble)
 
     @property
     def is_coming(self) -> bool:
         """Whether as many pods as have to answer do so, or are on their way to."""
-        num_waiting = len(self.seen.unschedulable_since)
-        return not self.is_hopeless and self.seen.num_pods - num_waiting >= self.needed
+        seen = self.seen
+        num_on_their_way = seen.num_pods - len(seen.unschedulable_since) - seen.num_hopeless
+        return not self.is_hopeless and num_on_their_way >= self.needed
 
     @property
     def is_refused(self) -> bool:
@@ -232,6 +239,8 @@ class View:
         """Since when too few pods answer and waiting alone does not help."""
         if self.is_hopeless:
             return self._too_few_since(self.seen.down_since)
+        if self.is_coming:
+            return None
         return self.seen.refused_since if self.is_refused else self.starved_since
 
     def _too_few_since(self, down: Iterable[datetime]) -> datetime:

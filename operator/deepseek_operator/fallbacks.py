@@ -73,9 +73,13 @@ def start(case: Case, chosen: View, words: str, *, primary_gives_way: bool = Fal
     primary, room = case.primary, case.room
     replicas = {PRIMARY: primary.wanted}
     memory = started(case, chosen)
-    is_in_the_way = primary_gives_way and room.fits(chosen) is not True
-    if primary.seen.over_quota_since is not None or is_in_the_way:
+    # One that has its place and is given up holds what the fallback lacks, be it of a quota.
+    is_in_the_way = primary.is_coming or room.fits(chosen) is not True
+    if primary_gives_way and is_in_the_way:
         replicas[PRIMARY] = primary.seen.num_ready
+        memory = refused(case, memory)
+    elif primary.seen.over_quota_since is not None:
+        replicas[PRIMARY] = num_kept(case)
         memory = refused(case, memory)
     # Pods of a fallback that wait would take the units that the primary waits for.
     fitting = len(room.places(chosen, chosen.wanted)) if room.is_known else chosen.needed
@@ -84,12 +88,27 @@ def start(case: Case, chosen: View, words: str, *, primary_gives_way: bool = Fal
     return Decision(replicas, True, "FallbackStarting", message, memory, LOOK_AGAIN_SECONDS)
 
 
+def num_kept(case: Case) -> int:
+    """How many pods the primary keeps where a quota may be short of what they hold.
+
+    Those that answer; and where these are enough with those that have their place, all of them:
+    made anew they would only come later. Not where the recovery ladder has given them up.
+    """
+    seen = case.primary.seen
+    if case.primary.is_coming and case.demand is None:
+        return seen.num_pods - len(seen.unschedulable_since)
+    return seen.num_ready
+
+
 def no_capacity(case: Case, words: str, replicas: Mapping[str, int]) -> Decision:
     """Nothing to start: all stays as it is until units become free."""
     not_there = [view.name for view in case.fallbacks if not view.may_start]
     extra = f" Models of {', '.join(not_there)} are not there yet." if not_there else ""
+    is_coming = case.primary.is_coming
+    what = "No fallback fits" if is_coming else "Neither the primary nor any fallback fits"
+    then = " The primary's pods that have their place are waited for." if is_coming else ""
     message = (
-        f"{sentence(f'Neither the primary nor any fallback fits: {words}')} No node that the pods"
-        f" may use has enough free units.{extra} Free some, add nodes, or add a smaller fallback."
+        f"{sentence(f'{what}: {words}')} No node that the pods may use has enough free units."
+        f"{extra} Free some, add nodes, or add a smaller fallback.{then}"
     )
     return Decision.until_capacity(replicas, "NoCapacity", message, case.memory)

@@ -26,7 +26,13 @@ from deepseek_operator.degrade_case import (
     stamp,
     started,
 )
-from deepseek_operator.fallbacks import first_that_fits, no_capacity, primary_serves, start
+from deepseek_operator.fallbacks import (
+    first_that_fits,
+    no_capacity,
+    num_kept,
+    primary_serves,
+    start,
+)
 from deepseek_operator.pods import sentence
 from deepseek_operator.tiers import PRIMARY
 
@@ -77,9 +83,9 @@ def _settled(case: Case) -> View | None:
 def _primary_beside(case: Case) -> tuple[int, Memory]:
     """How many pods the primary asks for beside a fallback, and what to remember of it.
 
-    They stay pending where nodes are what lacks. Where a quota does and lets too few in, or where
-    they can never answer and hold units, they are scaled down to those that answer, and tried again
-    later.
+    They stay pending where nodes are what lacks. Where a quota does, be it for the fallback, or
+    where they can never answer and hold units, they are scaled down to those that answer or are
+    enough, and tried again later.
     """
     primary, memory = case.primary, case.memory
     if memory.phase == "primary":
@@ -89,17 +95,16 @@ def _primary_beside(case: Case) -> tuple[int, Memory]:
     is_enough = any(view.ready_since for view in case.active)
     is_refused = any(view.seen.over_quota_since for view in case.active)
     is_starved = any(view.starved_since for view in case.active)
-    is_in_the_way = (is_refused and seen.down_since) or (is_starved and primary.is_hopeless)
+    kept = num_kept(case)
+    is_in_the_way = (is_refused and kept < seen.num_pods) or (is_starved and primary.is_hopeless)
     has_to_go = is_in_the_way and not is_enough
     if seen.exists and seen.asked < primary.wanted:
         is_due = memory.next_attempt is None or memory.next_attempt <= case.now
         if memory.generation == case.generation and not is_due:
-            return min(seen.asked, seen.num_ready) if has_to_go else seen.asked, memory
+            return min(seen.asked, kept) if has_to_go else seen.asked, memory
         return primary.wanted, replace(memory, next_attempt=None)
-    if has_to_go or (seen.over_quota_since is not None and not primary.is_coming):
-        return seen.num_ready, refused(case, memory)
-    if seen.over_quota_since is not None:
-        return seen.num_pods - len(seen.unschedulable_since), refused(case, memory)
+    if has_to_go or seen.over_quota_since is not None:
+        return kept, refused(case, memory)
     return primary.wanted, memory
 
 

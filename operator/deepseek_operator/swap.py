@@ -149,7 +149,8 @@ def _failure(case: Case) -> str | None:
         return f"its pods are refused: {refusal!r}"
     if primary.is_hopeless and seen.trouble is not None:
         return seen.trouble.message
-    is_placed = not seen.unschedulable_since and (seen.bound or not seen.down_since)
+    is_waiting = bool(seen.unschedulable_since) and not primary.is_coming
+    is_placed = not is_waiting and (seen.bound or not seen.down_since)
     if elapsed > case.rules.drain_seconds + BIND_SECONDS and not is_placed:
         return f"it finds no place even so: {seen.words!r}"
     if elapsed > SWAP_SECONDS:

@@ -226,8 +226,8 @@ class SmallCluster(Simulation):
                 self._terminate(pod)
         for tier, live in deployments.items():
             mine = [pod for pod in self._of(tier) if "deletionTimestamp" not in pod["metadata"]]
-            # As the controller does: pods that do not answer go first.
-            mine.sort(key=is_ready)
+            # As the controller does: pods without a node go first, then those that do not answer.
+            mine.sort(key=lambda pod: ("nodeName" in pod["spec"], is_ready(pod)))
             for pod in mine[: max(0, len(mine) - live["spec"]["replicas"])]:
                 self._terminate(pod)
             refused = False

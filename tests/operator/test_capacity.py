@@ -102,6 +102,13 @@ class TestSee:
         assert seen.refused_since == (None if is_quota else at(3))
         assert (seen.over_quota, seen.refusal) == ((words, "") if is_quota else ("", words))
 
+    def test_pods_that_waiting_does_not_heal_are_counted(self) -> None:
+        crashed = {"name": "worker", "state": {"terminated": {"exitCode": 1}}}
+        pods = [pod("crashed", on="a"), pod("loads", on="b")]
+        pods[0]["status"]["containers"] = [crashed]
+
+        assert see(None, pods, NOW).num_hopeless == 1
+
     def test_a_bound_pod_is_placed_once_its_units_are_counted(self) -> None:
         pods = [pod("x", on="a"), pod("y", on="a"), pod("z")]
 
@@ -166,6 +173,26 @@ class TestView:
     )
     def test_enough_are_coming(self, seen: Seen, *, is_coming: bool) -> None:
         assert view(0, 2, seen, replicas=2).is_coming == is_coming
+
+    def test_one_that_cannot_run_is_not_coming_beside_one_that_answers(self) -> None:
+        seen = Seen(asked=3, ready_since=(NOW,), down_since=(NOW,))
+
+        for number, is_coming in ((0, True), (1, False)):
+            found = view(0, 3, replace(seen, num_hopeless=number), replicas=3, minAvailable=2)
+            assert found.is_coming == is_coming
+
+    @pytest.mark.parametrize(
+        "lacks",
+        [{"over_quota_since": NOW}, {"down_since": (NOW, NOW), "unschedulable_since": (NOW,)}],
+        ids=["a quota", "nodes"],
+    )
+    def test_one_that_is_coming_is_not_stuck_for_more_pods_that_lack_a_place(
+        self, lacks: dict[str, Any]
+    ) -> None:
+        seen = replace(Seen(asked=2, down_since=(NOW,)), **lacks)
+
+        assert view(1, 2, seen, replicas=2).stuck_since is None
+        assert view(1, 2, seen, replicas=2, minAvailable=2).stuck_since == NOW
 
     def test_its_own_pod_that_is_ending_is_waited_for(self) -> None:
         seen = Seen(asked=1, down_since=(NOW,), unschedulable_since=(NOW,), leaves_at=at(40))

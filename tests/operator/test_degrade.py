@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from degrading import SMALL, START, TWO_GPUS, cluster, give_back, lose
+from degrading import SMALL, START, TWO_GPUS, cluster, end_pods, give_back, lose
 from scenes import NOW, spec_of
 from small_cluster import SmallCluster
 
@@ -15,6 +15,7 @@ from deepseek_operator.capacity import Room, Seen, View
 from deepseek_operator.degrade import decide
 from deepseek_operator.degrade_case import Case, Memory, Rules
 from deepseek_operator.plan import plan
+from deepseek_operator.pods import is_ready
 from deepseek_operator.quota import PodLimit
 from deepseek_operator.tiers import tiers_of
 
@@ -213,6 +214,70 @@ class TestQuota:
 
         assert 60 <= waited <= 64
         assert made.tiers() == {"primary": 0, "small": 1}
+
+    def test_pods_that_a_quota_lets_in_go_on_loading_where_they_are_enough(self) -> None:
+        made = cluster({"replicas": 2}, quota=4)
+        end_pods(made, "primary")
+        made.taken_of_quota, made.broken = 1, {"primary"}
+        made.run(2)
+        (loading,) = [pod["metadata"]["name"] for pod in made.pods]
+
+        made.until("FallbackServing")
+        made.run(300)
+        made.broken = set()
+        made.until("Promoting", 10)
+
+        ready = [pod["metadata"]["name"] for pod in made.pods if is_ready(pod)]
+        assert loading in ready
+        assert made.num_ready("small") == 1
+
+    def test_nor_do_they_go_for_a_fallback_that_the_quota_refuses(self) -> None:
+        """Also those without a node give back what they hold of it, and these alone."""
+        made = cluster({"replicas": 2}, quota=4)
+        end_pods(made, "primary")
+        made.taken, made.broken = {"b": 1}, {"primary"}
+        made.run(2)
+        (loading,) = [pod["metadata"]["name"] for pod in made.pods if pod["spec"].get("nodeName")]
+
+        made.until("FallbackServing")
+
+        assert made.tiers() == {"primary": 1, "small": 1}
+        assert loading in [pod["metadata"]["name"] for pod in made.pods]
+
+    def test_where_the_quota_has_no_room_for_a_fallback_beside_them_that_is_told(self) -> None:
+        made = cluster({"replicas": 2}, quota=4)
+        end_pods(made, "primary")
+        made.taken_of_quota, made.broken = 2, {"primary"}
+
+        made.until("NoCapacity")
+        told = made.message
+        made.run(600)
+        made.broken = set()
+
+        assert told.startswith("No fallback fits: fallback small finds no place")
+        assert told.endswith("The primary's pods that have their place are waited for.")
+        made.until("Promoting", 2 * START)
+
+    def test_pods_that_are_too_few_go_where_the_quota_refuses_the_others(self) -> None:
+        made = cluster({"replicas": 2, "minAvailable": 2}, quota=4)
+        end_pods(made, "primary")
+        made.taken_of_quota, made.broken = 1, {"primary"}
+
+        made.until("FallbackStarting")
+
+        assert made.tiers()["primary"] == 0
+
+    def test_pods_that_the_recovery_ladder_has_given_up_go_for_a_fallback(self) -> None:
+        primary, small = tiers_of(spec_of(TWO_GPUS | {"replicas": 2}))
+        seen = Seen(exists=True, asked=2, down_since=(NOW,), over_quota_since=NOW)
+        case = Case(
+            (View(primary, 2, seen), View(small, 2, Seen())), Rules(), Room(), Memory(), NOW
+        )
+        rolls = decide(replace(case, rolls_via_fallback=True))
+        given_up = decide(replace(case, demand="two nodes were tried."))
+
+        assert rolls.replicas["primary"] == 1
+        assert given_up.replicas["primary"] == 0
 
     def test_pending_pods_that_hold_the_quota_give_way(self) -> None:
         made = cluster(quota=2)

@@ -5,10 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from degrading import end_pods
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from small_cluster import SmallCluster
+
+from deepseek_operator.plan import Plan
 
 # Days of the small cluster, on a machine that may do ten other things.
 pytestmark = pytest.mark.timeout(600)
@@ -39,6 +42,7 @@ HAPPENINGS = st.one_of(
     _happening("others_take_what_is_free", NAMES),
     _happening("others_go", NAMES),
     _happening("a_quota_is_set", st.tuples(st.sampled_from([None, 1, 2, 3, 5]), st.integers(0, 2))),
+    _happening("pods_are_lost", st.sets(st.sampled_from(TIERS), min_size=1)),
     _happening("pods_break", st.sets(st.sampled_from(TIERS), max_size=2)),
     _happening("models_turn_out_too_large", st.sets(st.sampled_from(TIERS), max_size=2)),
     _happening("a_policy_refuses", st.sets(st.sampled_from(TIERS), max_size=2)),
@@ -51,17 +55,37 @@ HAPPENINGS = st.one_of(
 
 
 class Watched(SmallCluster):
-    """Notices when the last pod that answers is ended by what the operator wrote."""
+    """Notices when what the operator wrote ends the last pod that answers, or one on its way."""
 
     lost_last: int = 0
+    lost_coming: int = 0
+
+    def reconcile(self) -> Plan:
+        was_swap = self._is_swap
+        is_coming = self._num_coming() >= self.spec.min_available
+        todo = super().reconcile()
+        is_over = self.tiers()["primary"] < self.spec.min_available
+        if is_coming and is_over and not (was_swap or self.pin == "small"):
+            self.lost_coming += 1
+        return todo
 
     def second(self) -> bool:
         before = self.num_ready()
         did = super().second()
-        is_swap = (self.status.get("degrade") or {}).get("phase") == "swapping"
-        if before and not self.num_ready() and not is_swap:
+        if before and not self.num_ready() and not self._is_swap:
             self.lost_last += 1
         return did
+
+    @property
+    def _is_swap(self) -> bool:
+        return (self.status.get("degrade") or {}).get("phase") == "swapping"
+
+    def _num_coming(self) -> int:
+        """The primary's pods that answer or have a node; none where one says that it cannot run."""
+        mine = [pod for pod in self._of("primary") if "deletionTimestamp" not in pod["metadata"]]
+        if not self.num_ready("primary") and any("containers" in pod["status"] for pod in mine):
+            return 0
+        return sum("nodeName" in pod["spec"] and "containers" not in pod["status"] for pod in mine)
 
 
 class DegradeMachine(RuleBasedStateMachine):
@@ -114,6 +138,10 @@ class DegradeMachine(RuleBasedStateMachine):
     def a_quota_is_set(self, amounts: tuple[int | None, int]) -> None:
         self.site.quota, self.site.taken_of_quota = amounts
 
+    def pods_are_lost(self, tiers: set[str]) -> None:
+        for tier in tiers:
+            end_pods(self.site, tier)
+
     def pods_break(self, broken: set[str]) -> None:
         self.site.broken = broken
         self.site.others()
@@ -142,6 +170,10 @@ class DegradeMachine(RuleBasedStateMachine):
     @invariant()
     def the_last_pod_that_answers_is_not_ended(self) -> None:
         assert self.site.lost_last == 0, self.site.status.get("history")
+
+    @invariant()
+    def a_primary_that_is_coming_is_kept(self) -> None:
+        assert self.site.lost_coming == 0, self.site.status.get("history")
 
     @invariant()
     def at_most_one_pod_too_many_is_asked_for(self) -> None:

@@ -239,6 +239,21 @@ class TestHandOver:
         assert 'since fallback medium cannot run, its pods are refused: \'pods "x" is' in told
         assert 'ValidatingAdmissionPolicy "gate" denied request' in told
 
+    def test_one_with_enough_pods_that_load_stays_though_a_quota_refuses_more(self) -> None:
+        made = cluster({**CHAIN, "replicas": 2}, gpus={"a": 4, "b": 4}, quota=8)
+        lose(made, a=2, b=2)
+        made.taken_of_quota, made.broken = 5, {"medium"}
+
+        made.until("FallbackStarting")
+        made.run(300)
+        kept = made.tiers()
+        made.broken = set()
+        made.until("FallbackServing", 10)
+
+        assert kept["medium"] >= 1
+        assert made.num_ready("medium") == 1
+        assert "small" not in made.tiers()
+
     def test_one_that_is_let_in_within_that_time_stays(self) -> None:
         made = cluster(CHAIN, gpus={"a": 4}, refused={"medium"})
         lose(made, a=3)

@@ -137,6 +137,36 @@ def _refused(case: Case) -> Case:
     return replace(case, views=(replace(primary, seen=seen), small))
 
 
+def test_nor_for_one_that_finds_no_node_beside_enough_that_load() -> None:
+    primary, small = tiers_of(spec_of(TWO_GPUS | {"replicas": 2}))
+    one_loads = Seen(
+        exists=True, asked=2, down_since=(NOW, NOW), bound={"a": 1}, unschedulable_since=(NOW,)
+    )
+    case = Case(
+        views=(View(primary, 2, one_loads), View(small, 2, Seen())),
+        rules=Rules(),
+        room=Room(),
+        memory=Memory("swapping", NOW, "small"),
+        now=NOW + timedelta(seconds=300),
+    )
+    none_loads = replace(one_loads, bound={}, unschedulable_since=(NOW, NOW))
+    no_place = replace(case, views=(View(primary, 2, none_loads), View(small, 2, Seen())))
+
+    assert decide(case).reason == "SwapInProgress"
+    assert decide(no_place).reason == "FallbackStarting"
+
+
+def test_a_primary_that_takes_too_long_in_a_swap_gives_its_quota_back() -> None:
+    made = degraded_by_a_quota({"promote": {"afterSeconds": 60, "strategy": "swap"}})
+    made.broken = {"primary"}
+    made.until("SwapInProgress", 900)
+
+    made.until("FallbackStarting", 1000)
+    made.run(2 * START)
+
+    assert made.num_ready("small") == 1
+
+
 def test_where_the_fallback_does_not_fit_any_more_either_both_are_waited_for() -> None:
     document = {"promote": {"afterSeconds": 60, "strategy": "swap"}}
     made = degraded(document, gpus={"a": 2})
