@@ -205,8 +205,8 @@ class View:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it has no pod, since none is let in: a quota frees up, a policy does not."""
-        return self.seen.num_pods == 0 and self.seen.refused_since is not None
+        """Whether too few pods are let in: a quota frees up, a policy does not."""
+        return self.seen.num_pods < self.needed and self.seen.refused_since is not None
 
     @property
     def cannot_run(self) -> bool:
@@ -251,7 +251,7 @@ class View:
     @property
     def lack(self) -> str:
         """What it lacks, in the API server's or the scheduler's words; empty where nothing."""
-        return self.seen.over_quota or self.seen.words
+        return self.seen.over_quota or self.seen.words or self.seen.refusal
 
 
 class Room:

@@ -7,7 +7,8 @@ The rules, in the order in which `decide` asks:
 
 1. A person's pin wins: the pinned tier serves, and the others go once it answers.
 2. On the primary: it is left when fewer than `minAvailable` pods answer and capacity is what lacks,
-   for `degrade.afterSeconds`. The first fallback that fits is started (`fallbacks`).
+   or they are not let in, for `degrade.afterSeconds`. The first fallback that fits is started
+   (`fallbacks`).
 3. On a fallback (`promote`): the primary's pods stay pending, so that the scheduler decides when
    they fit, and a tier goes when a better one has been ready for `promote.afterSeconds`. A fallback
    that finds no place itself, or cannot run, hands over to the next.
@@ -157,7 +158,7 @@ def _cause(case: Case) -> _Cause | None:
         return _Cause(now, f"{few}: {case.demand}")
     if seen.trouble is not None and seen.trouble.reason == "ModelTooLarge":
         return _Cause(now, f"{few}: {seen.trouble.message}")
-    since = primary.starved_since
+    since = primary.stuck_since if primary.is_refused else primary.starved_since
     if since is None:
         return None
     return _Cause(since + case.rules.degrade_after, f"{few}: {primary.lack!r}")

@@ -293,6 +293,8 @@ def _standing(case: Case, view: View) -> Literal["fits", "blocked", "away"]:
     """Whether a better tier than the one that serves fits, or would with the fallbacks' units."""
     room, seen = case.room, view.seen
     if view.tier.is_primary:
+        if view.is_refused:
+            return "away"
         if swap.is_blocked(case):
             return "blocked"
         is_coming = not seen.unschedulable_since and seen.asked >= view.wanted

@@ -175,8 +175,12 @@ class SmallCluster(Simulation):
 
     @property
     def condition(self) -> dict[str, Any]:
+        return self.said_of("Degraded")
+
+    def said_of(self, kind: str) -> dict[str, Any]:
+        """The condition of this type."""
         conditions = self.status.get("conditions") or []
-        return next((entry for entry in conditions if entry["type"] == "Degraded"), {})
+        return next((entry for entry in conditions if entry["type"] == kind), {})
 
     @property
     def degraded(self) -> str:

@@ -154,12 +154,14 @@ class TestView:
         assert view(1, 1, seen).stuck_since == at(1)
         assert view(1, 1, seen).starved_since is None
 
-    def test_one_without_a_pod_is_stuck_since_none_is_let_in(self) -> None:
+    def test_one_of_whose_pods_too_few_are_let_in_is_stuck_since_then(self) -> None:
         refused = Seen(asked=2, refused_since=at(1), refusal="denied")
 
         assert view(1, 2, refused).stuck_since == at(1)
         assert view(1, 2, refused).starved_since is None
-        assert view(1, 2, replace(refused, down_since=(at(2),))).stuck_since is None
+        one = replace(refused, down_since=(at(2),))
+        assert view(1, 2, one).stuck_since is None
+        assert view(1, 2, one, replicas=2, minAvailable=2).stuck_since == at(1)
 
     @pytest.mark.parametrize(
         ("seen", "is_coming"),

@@ -289,6 +289,51 @@ class TestQuota:
         assert made.num_ready("small") == 1
 
 
+class TestPolicy:
+    def test_a_primary_that_a_policy_refuses_degrades_and_comes_back(self) -> None:
+        made = cluster(refused={"primary"})
+
+        waited = made.until("FallbackStarting")
+        made.until("FallbackServing")
+        told, progress = made.message, made.said_of("Progressing")
+        made.refused = set()
+        made.until("PrimaryServing")
+
+        assert 60 - START <= waited <= 64
+        assert 'ValidatingAdmissionPolicy "gate" denied request' in told
+        assert progress["reason"] == "RolloutBlocked"
+        assert "change what the message names" in progress["message"]
+        assert made.tiers() == {"primary": 1}
+
+    def test_one_that_is_let_in_within_that_time_is_kept(self) -> None:
+        made = cluster(refused={"primary"})
+        made.run(40)
+        made.refused = set()
+
+        made.run(300)
+
+        assert "small" not in str(made.status["history"])
+
+    def test_a_pod_beyond_those_that_have_to_answer_is_no_reason(self) -> None:
+        made = cluster({"replicas": 2})
+        made.refused, made.broken = {"primary"}, {"primary"}
+        made.pods = made.pods[:1]
+
+        made.run(300)
+
+        assert made.tiers() == {"primary": 2}
+
+    def test_the_fallback_grows_while_the_primary_is_refused(self) -> None:
+        made = cluster({"replicas": 2, "promote": {"afterSeconds": 30}}, refused={"primary"})
+        made.taken = {"a": 2, "b": 1}
+        made.until("FallbackServing")
+
+        made.taken = {}
+        made.run(120)
+
+        assert made.num_ready("small") == 2
+
+
 class TestPin:
     def test_a_pinned_fallback_serves_alone_and_the_primary_goes_last(self) -> None:
         made = cluster()

@@ -200,8 +200,6 @@ class DegradeMachine(RuleBasedStateMachine):
         # With room enough no tier that cannot run keeps another one from serving.
         site.gpus, site.taken, site.quota, site.broken = dict(NODES), {}, None, set()
         site.pin, site.operator_is_ahead = None, timedelta()
-        # That a policy refuses the primary's pods is no reason to leave it.
-        site.refused.discard("primary")
         site.run(SETTLED_SECONDS)
         can_run = set(TIERS) - site.too_large - site.refused
         assert site.num_ready() >= 1 or not can_run, (site.degraded, site.message)

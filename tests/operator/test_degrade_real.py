@@ -350,14 +350,33 @@ def test_a_quota_is_the_limit(place: Place) -> None:
 
 
 def test_a_quota_is_the_limit_also_where_something_else_refused_the_first_pod(place: Place) -> None:
-    served(place, 4)
+    served(place, 4, degrade={"afterSeconds": 4 * SEEN_SECONDS})
     over_quota(place)
 
     place.forbid_primary()
     place.end_primary()
     place.eventually(lambda: "not today" in place.refusal(), "pods are refused for a policy")
     place.allow_primary()
+    place.eventually(
+        lambda: "exceeded quota" in condition(place.status(), "Degraded")["message"],
+        "the quota is what is waited for",
+    )
     place.until("FallbackServing")
+
+
+@replayed("place")
+def test_a_policy_refuses_the_primary(place: Place) -> None:
+    served(place, 4)
+
+    place.forbid_primary()
+    place.end_primary()
+    place.until("FallbackServing")
+    told = condition(place.status(), "Degraded")["message"]
+    place.allow_primary()
+    place.until("PrimaryServing")
+
+    assert "not today" in told
+    place.eventually(lambda: place.tiers() == {"primary": 1}, "the primary serves alone")
 
 
 def over_quota(place: Place) -> None:
