@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from deepseek_operator.fleet import ENDED_PHASES, Fleet, Units, Wish
+from deepseek_operator.fleet import ENDED_PHASES, Fleet, Units, Wish, charges_of
 from deepseek_operator.kinds import Manifest
 from deepseek_operator.pods import Trouble, names_quota, refusal_of, worst_trouble
 from deepseek_operator.tiers import Tier
@@ -33,8 +33,8 @@ class Seen:
     """Of each pod that answers, the earliest first."""
     down_since: tuple[datetime, ...] = ()
     """Of each pod that does not, the earliest first."""
-    created_at: tuple[datetime, ...] = ()
-    """Of each pod, the earliest first."""
+    charges: tuple[tuple[datetime, Units], ...] = ()
+    """Of each pod, when it was made, and what ResourceQuotas count of it by their keys."""
     unschedulable_since: tuple[datetime, ...] = ()
     """Of each pod for which the scheduler found no node, the earliest first."""
     words: str = ""
@@ -106,8 +106,9 @@ def see(
         asked=int((deployment or {}).get("spec", {}).get("replicas") or 0),
         ready_since=ready,
         down_since=down,
-        created_at=tuple(
-            sorted(_time(pod["metadata"].get("creationTimestamp"), now) for pod in live)
+        charges=tuple(
+            (_time(pod["metadata"].get("creationTimestamp"), now), charges_of(pod["spec"]))
+            for pod in live
         ),
         unschedulable_since=tuple(
             sorted(_time(condition.get("lastTransitionTime"), now) for condition in unschedulable)
@@ -299,11 +300,6 @@ class Room:
         """What one pod of a tier asks for."""
         wish = self._wishes.get(view.name)
         return wish.requests if wish is not None else {}
-
-    def charges(self, view: View) -> Units:
-        """What ResourceQuotas count of one pod of a tier, by their keys."""
-        wish = self._wishes.get(view.name)
-        return wish.charges if wish is not None else {}
 
     def places(self, view: View, most: int) -> list[tuple[str, Units]]:
         """The nodes that so many pods would go to, as far as they fit, and the units they take."""

@@ -94,19 +94,6 @@ class Wish:
     node_affinity: tuple[Manifest, ...] = ()
     """Terms of the required node affinity, one of which must hold; none means any node."""
     tolerations: tuple[Manifest, ...] = ()
-    limits: Units = field(default_factory=dict)
-    """No matter to the scheduler, but to quotas."""
-
-    @property
-    def charges(self) -> Units:
-        """What ResourceQuotas count of the pod, by their keys."""
-        return {
-            **self.requests,
-            **{f"requests.{resource}": number for resource, number in self.requests.items()},
-            **{f"limits.{resource}": number for resource, number in self.limits.items()},
-            PODS: 1,
-            "count/pods": 1,
-        }
 
 
 class Fleet:
@@ -326,7 +313,6 @@ def wish_of(pod_spec: Manifest) -> Wish:
         node_selector=pod_spec.get("nodeSelector") or {},
         node_affinity=tuple(affinity.get("nodeSelectorTerms") or ()),
         tolerations=tuple(pod_spec.get("tolerations") or ()),
-        limits=limits_of(pod_spec),
     )
 
 
@@ -339,6 +325,18 @@ def requests_of(pod_spec: Manifest) -> dict[str, int]:
     for resource, amount in (pod_spec.get("overhead") or {}).items():
         total[resource] += units(resource, amount)
     return {sys.intern(resource): number for resource, number in total.items() if number > 0}
+
+
+def charges_of(pod_spec: Manifest) -> dict[str, int]:
+    """What ResourceQuotas count of a pod, by their keys."""
+    requests = requests_of(pod_spec)
+    return {
+        **requests,
+        **{f"requests.{resource}": number for resource, number in requests.items()},
+        **{f"limits.{resource}": number for resource, number in limits_of(pod_spec).items()},
+        PODS: 1,
+        "count/pods": 1,
+    }
 
 
 def limits_of(pod_spec: Manifest) -> dict[str, int]:

@@ -62,9 +62,9 @@ def _is_blocked_by_quota(case: Case) -> bool:
     requested, used, limited = (_amounts(part) for part in found.groups())
     held: Counter[str] = Counter()
     for view in case.active:
-        number = sum(created < refused_at for created in view.seen.created_at)
-        for key, amount in case.room.charges(view).items():
-            held[key] += amount * number
+        for created, charges in view.seen.charges:
+            if created < refused_at:
+                held.update(charges)
     return bool(limited) and all(
         requested.get(key, 0) + used.get(key, 0) - held[key] <= most
         for key, most in limited.items()

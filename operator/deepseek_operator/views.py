@@ -56,7 +56,7 @@ def view(manifest: Manifest) -> Manifest:
     status = manifest.get("status") or {}
     if kind == POD.kind:
         spec = manifest.get("spec") or {}
-        kept["spec"] = _some(spec, ("nodeName",))
+        kept["spec"] = _pod_spec(spec)
         kept["status"] = _pod_status(status)
         if any(map(_has_yet_to_answer, kept["status"].get("containers") or [])):
             kept |= _told_at(manifest)
@@ -154,6 +154,18 @@ def _some(mapping: Manifest, keys: tuple[str, ...]) -> Manifest:
 def _conditions(status: Manifest) -> Manifest:
     conditions = [_some(condition, _CONDITION) for condition in status.get("conditions") or []]
     return {"conditions": conditions} if conditions else {}
+
+
+def _pod_spec(spec: Manifest) -> Manifest:
+    """Its node, and what it may use, which admission may have added to."""
+    kept = _some(spec, ("nodeName", "overhead", "resources"))
+    for kind in ("initContainers", "containers"):
+        containers = [
+            _some(container, ("resources", "restartPolicy")) for container in spec.get(kind) or []
+        ]
+        if any(containers):
+            kept[kind] = containers
+    return kept
 
 
 def _pod_status(status: Manifest) -> Manifest:

@@ -297,7 +297,10 @@ class SmallCluster(Simulation):
                     "annotations": dict(template["annotations"]),
                     "creationTimestamp": stamp(self.now),
                 },
-                "spec": {"gpus": number},
+                "spec": {
+                    "gpus": number,
+                    "containers": live["spec"]["template"]["spec"]["containers"],
+                },
                 "status": {"phase": "Pending", "conditions": [self._said("Ready", "False")]},
             }
         )

@@ -43,7 +43,16 @@ class TestSee:
         seen = see({"spec": {"replicas": 1}}, [pod("x")], at(60))
 
         assert (seen.asked, seen.num_pods, seen.num_ready) == (1, 1, 0)
-        assert seen.down_since == seen.created_at == (NOW,)
+        assert seen.down_since == (NOW,)
+
+    def test_a_quota_counts_of_a_pod_what_admission_made_of_it(self) -> None:
+        found = pod("x")
+        found["spec"]["containers"] = [{"resources": {"limits": {"cpu": "2"}}}]
+
+        ((created, charges),) = see(None, [found], NOW).charges
+
+        assert created == NOW
+        assert (charges["requests.cpu"], charges["limits.cpu"], charges["pods"]) == (2000, 2000, 1)
 
     def test_pods_that_answer_are_told_from_others_each_since_when(self) -> None:
         pods = [

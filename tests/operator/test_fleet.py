@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepseek_operator.fleet import Fleet, Wish, admits, limits_of, node_of, requests_of, wish_of
+from deepseek_operator.fleet import (
+    Fleet,
+    Wish,
+    admits,
+    charges_of,
+    limits_of,
+    node_of,
+    requests_of,
+    wish_of,
+)
 from deepseek_operator.kinds import Manifest
 
 GPU = "nvidia.com/gpu"
@@ -208,7 +217,7 @@ class TestCharges:
     def test_requests_limits_and_the_pod_itself(self) -> None:
         resources = {"requests": {"cpu": "500m"}, "limits": {"cpu": "2", GPU: "1"}}
 
-        charges = wish_of({"containers": [{"resources": resources}]}).charges
+        charges = charges_of({"containers": [{"resources": resources}]})
 
         assert charges == {
             "cpu": 500,

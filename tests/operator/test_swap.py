@@ -13,7 +13,7 @@ from small_cluster import DRAIN_SECONDS, GPU, SmallCluster
 from deepseek_operator.capacity import Room, Seen, View
 from deepseek_operator.degrade import decide
 from deepseek_operator.degrade_case import Case, Decision, Memory, Rules
-from deepseek_operator.fleet import Wish
+from deepseek_operator.fleet import charges_of
 from deepseek_operator.tiers import tiers_of
 
 
@@ -245,14 +245,16 @@ def refused_beside_a_fallback(amounts: str, *, made_at: int) -> Decision:
     primary, small = tiers_of(spec_of(TWO_GPUS))
     moment = NOW + timedelta(seconds=made_at)
     words = f"exceeded quota: team, {amounts}"
-    wish = Wish(requests={GPU: 1, "cpu": 500}, limits={GPU: 1, "cpu": 2000, "memory": 4 << 30})
+    requests = {GPU: "1", "cpu": "500m"}
+    resources = {"requests": requests, "limits": {GPU: "1", "cpu": "2", "memory": "4Gi"}}
+    charges = charges_of({"containers": [{"resources": resources}]})
     refused = Seen(exists=True, over_quota_since=NOW, over_quota=words)
-    serving = Seen(exists=True, asked=1, ready_since=(moment,), created_at=(moment,))
+    serving = Seen(exists=True, asked=1, ready_since=(moment,), charges=((moment, charges),))
     return decide(
         Case(
             views=(View(primary, 1, refused), View(small, 1, serving)),
             rules=Rules(),
-            room=Room({"small": wish}),
+            room=Room(),
             memory=Memory("degraded", NOW, "small", next_attempt=NOW + timedelta(seconds=15)),
             now=NOW + timedelta(seconds=2),
         )

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from real import Server
+from real import Server, eventually
 from scenes import owner_of
 
+from deepseek_operator.fleet import charges_of, limits_of
 from deepseek_operator.kinds import POD, Manifest
 from deepseek_operator.render import CONTAINER_SECURITY
 from deepseek_operator.views import matters, view
@@ -162,6 +163,50 @@ def test_the_api_server_dates_what_a_node_tells(server: Server, namespace: str) 
     assert begun == again == view(labelled)["toldAt"]
     age = datetime.now(UTC) - datetime.fromisoformat(begun)
     assert timedelta(seconds=1) < age < timedelta(seconds=60)
+
+
+def test_what_a_pod_may_use_is_kept() -> None:
+    resources = {"limits": {"cpu": "1"}}
+    sidecar = {"name": "proxy", "restartPolicy": "Always", "resources": resources}
+    pod = starting_pod()
+    pod["spec"] = {
+        "containers": [{"name": "worker", "image": "x", "resources": resources}],
+        "initContainers": [sidecar],
+        "overhead": {"cpu": "250m"},
+    }
+
+    assert limits_of(view(pod)["spec"]) == limits_of(pod["spec"]) == {"cpu": 2250}
+    assert "image" not in str(view(pod)["spec"])
+
+
+@pytest.mark.control_plane
+def test_a_pod_has_the_limits_that_a_limit_range_gives_it(server: Server, namespace: str) -> None:
+    """What a quota counts of it is in the pod itself, so no LimitRange has to be read."""
+    limits = {"type": "Container", "default": {"cpu": "3"}, "defaultRequest": {"cpu": "2"}}
+    server.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "LimitRange",
+            "metadata": {"name": "usual", "namespace": namespace},
+            "spec": {"limits": [limits]},
+        }
+    )
+    container = {"name": "worker", "image": "worker", "securityContext": CONTAINER_SECURITY}
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "worker", "namespace": namespace},
+        "spec": {"securityContext": security, "containers": [container]},
+    }
+
+    def charged() -> tuple[int | None, int | None]:
+        made = server.must("POST", POD.path(namespace), pod, dryRun="All")
+        charges = charges_of(view(made)["spec"])
+        return charges.get("requests.cpu"), charges.get("limits.cpu")
+
+    # Admission learns of a LimitRange a moment later.
+    eventually(lambda: charged() == (2000, 3000))
 
 
 def test_of_a_job_the_template_is_not_kept() -> None:
