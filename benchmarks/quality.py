@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +92,16 @@ def reference_perplexity(model: Path, token_ids: list[int]) -> float:
     return math.exp(-scores.gather(1, targets[:, None]).mean().item())
 
 
-def measure(num_tokens: int | None) -> dict[str, Any]:
-    """All rows."""
+def measure(num_tokens: int | None, only: Sequence[str]) -> dict[str, Any]:
+    """The rows whose names contain one of `only`, or all."""
     model = model_tool.fetch()
     token_ids = load_tokenizer(model).encode(TEXT.read_text(encoding="utf-8"))[:num_tokens]
     reference = reference_perplexity(model, token_ids)
     print(f"{len(token_ids)} tokens, reference {reference:.4f}", flush=True)
     rows = []
     for what, options, bar in FORMATS:
+        if only and not any(part in what for part in only):
+            continue
         percent = (perplexity(model, token_ids, **options) / reference - 1) * 100
         print(f"{what}: {percent:+.3f} %", flush=True)
         row = {"name": what, "value": round(percent, 3), "unit": "% above", "better": "lower"}
@@ -113,13 +116,23 @@ def measure(num_tokens: int | None) -> dict[str, Any]:
     }
 
 
+def merged(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Replace the measured rows of a result, and say of them what was measured."""
+    measured = {row["name"]: row | {"commit": result["commit"]} for row in result["rows"]}
+    rows = [measured.pop(row["name"], row) for row in before["rows"]]
+    return before | {"rows": [*rows, *measured.values()]}
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, help="of the text's beginning; all by default")
+    parser.add_argument("--only", nargs="+", default=[], help="parts of names; other rows stay")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/cpu/quality.json")
     options = parser.parse_args()
-    result = measure(options.tokens)
+    result = measure(options.tokens, options.only)
+    if options.only:
+        result = merged(json.loads(options.output.read_text()), result)
     options.output.write_text(json.dumps(result, indent=2) + "\n")
 
 
