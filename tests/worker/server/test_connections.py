@@ -109,15 +109,16 @@ def test_refusals_count_as_requests(scripted: Any) -> None:
 
 def test_a_connection_on_which_nobody_asks_is_closed(scripted: Any) -> None:
     with scripted.running() as api:
-        api.limits.head_seconds = 1.0
-        # First, so that it asks in time.
+        patient_seconds = api.limits.head_seconds
         with api.connect() as used:
             ask(api, used)
+            api.limits.head_seconds = 0.5
             with api.connect() as silent, api.connect() as slow:
                 slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost:")
 
                 assert silent.recv(1) == b""
                 assert slow.recv(1) == b""
+                api.limits.head_seconds = patient_seconds
                 assert ask(api, used)
 
 
@@ -231,22 +232,22 @@ def test_what_is_no_whole_request_keeps_no_connection_open(
     scripted: Any, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     monkeypatch.setattr("deepseek_worker.api_process.KEEP_ALIVE_SECONDS", 1)
-    with scripted.running() as api:
-        api.limits.head_seconds = 1.0
-        with api.connect() as connection:
-            connection.sendall(GET)
-            assert b'"version"' in connection.recv(65536)
-            connection.sendall(begun)
+    with scripted.running() as api, api.connect() as connection:
+        connection.sendall(GET)
+        assert b'"version"' in connection.recv(65536)
+        api.limits.head_seconds = 0.5
+        connection.sendall(begun)
 
-            assert connection.recv(1) == b""
+        assert connection.recv(1) == b""
 
 
 def test_a_slow_head_behind_a_request_does_not_cut_its_answer(scripted: Any) -> None:
     with scripted.running() as api:
-        api.limits.head_seconds = 0.2
         api.engine.gate.clear()
         with api.connect() as connection:
             send(api, connection, stream=True)
+            api.wait_until(lambda: api.engine.seen)
+            api.limits.head_seconds = 0.2
             connection.sendall(b"POST /v1")
             time.sleep(0.5)
             api.engine.gate.set()
