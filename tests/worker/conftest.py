@@ -1,10 +1,13 @@
 """Models for the worker's tests: the trained one, and tiny random ones made by transformers."""
 
 import copy
+import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +28,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def bench(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The benchmark that the test's module names as `BENCHMARK`.
+
+    Its folder is last in the path: its operator.py is not the standard library's.
+    """
+    folder = str(ROOT / "benchmarks")
+    sys.path.append(folder)
+    try:
+        yield importlib.import_module(request.module.BENCHMARK)
+    finally:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,15 @@
 """Rows of the benchmarks' files: their values, their bars, and how later runs replace them."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+BENCHMARK = "rows"
 
 
-@pytest.fixture(scope="module")
-def rows():
-    sys.path.append(str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module("rows")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+@pytest.fixture
+def rows(bench):
+    return bench
 
 
 def test_the_value_is_the_median_with_its_spread(rows):

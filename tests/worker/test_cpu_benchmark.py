@@ -1,22 +1,8 @@
 """The rows of the CPU benchmark: medians of paired rounds, and what disturbed them."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The module, without its folder's operator.py shadowing the standard library's."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module("engine_cpu")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+BENCHMARK = "engine_cpu"
 
 
 def test_the_ratio_is_the_median_of_each_rounds_own(bench):

@@ -1,26 +1,13 @@
 """The GPU benchmark: scaled bars, arrivals on a scripted engine, curves."""
 
 import argparse
-import importlib
-import sys
 from collections import deque
-from pathlib import Path
 
 import pytest
 
 from deepseek_worker.sequence import Output
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The module, without its folder's operator.py shadowing the standard library's."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module("engine_gpu")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+BENCHMARK = "engine_gpu"
 
 
 @pytest.fixture

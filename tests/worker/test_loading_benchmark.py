@@ -1,8 +1,6 @@
 """The benchmark of the start, on a tiny shape and a CPU."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,7 @@ from deepseek_worker.weights.safetensors import SafetensorsCheckpoint
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The module, without its folder's operator.py shadowing the standard library's."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module("engine_loading")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+BENCHMARK = "engine_loading"
 
 
 @pytest.fixture

@@ -1,23 +1,9 @@
 """The benchmark of workers that share a card: its figures, its rows, and what the driver says."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The module, without its folder's operator.py shadowing the standard library's."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module("sharing")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+BENCHMARK = "sharing"
 
 
 def answer(arrival, first, last, status=200):

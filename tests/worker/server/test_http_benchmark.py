@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,17 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    """The module, without its folder's operator.py shadowing the standard library's."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    try:
-        yield importlib.import_module("engine_http")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+BENCHMARK = "engine_http"
 
 
 def test_every_arrival_is_sent_and_measured_by_processes_of_their_own(
