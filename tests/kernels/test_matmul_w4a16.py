@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 
@@ -11,6 +13,9 @@ from deepseek_kernels import (
 from deepseek_kernels.gate import reference as gate
 from deepseek_kernels.matmul_w4a16 import cost, reference
 from deepseek_kernels.testing import assert_close
+
+# The package's attribute of that name is the operation.
+kernel = importlib.import_module("deepseek_kernels.matmul_w4a16.kernel")
 
 ZEROS = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "zero-points"])
 
@@ -35,6 +40,24 @@ def test_product_equals_its_reference(lane, tokens, rows, columns, symmetric):
     out = matmul_w4a16(x, *packed, out_features=rows)
 
     assert_close("out", out, reference.matmul_w4a16(x, *packed, None, rows))
+
+
+@ZEROS
+@pytest.mark.parametrize("programs", [1, 2, 3, 7, 13, 24])
+def test_equal_shares_of_tiles_add_up(lane, monkeypatch, programs, symmetric):
+    """Of 12 tiles of 4 blocks: several tiles for one program, and several programs for one."""
+    names = ("block_n", "block_m", "per_sm", "num_warps", "num_stages", "scaled", "equal")
+    config = dict(zip(names, (64, 64, 1, 4, 3, 1, 1), strict=True))
+    monkeypatch.setattr(kernel, "_config", lambda _x, _out_features: config)
+    monkeypatch.setattr(kernel, "multiprocessors", lambda _device: programs)
+    x, bias = lane.randn(130, 1000), lane.randn(250)
+    packed = pack_w4a16(*random_weight(lane, 250, 1000, symmetric))
+
+    out = matmul_w4a16(x, *packed, bias, out_features=250)
+
+    assert_close("out", out, reference.matmul_w4a16(x, *packed, bias, 250))
+    # Counters are as they were, or the next sum would end too early.
+    assert torch.equal(matmul_w4a16(x, *packed, bias, out_features=250), out)
 
 
 @ZEROS
@@ -175,7 +198,7 @@ def test_codes_above_15_are_refused():
         pack_w4a16(codes, scale)
 
 
-@pytest.mark.parametrize("tokens", [16, 64, 128])
+@pytest.mark.parametrize("tokens", [16, 64, 96, 128, 256])
 def test_codes_stay_in_registers_on_hopper(compile_sm90, spec, tokens):
     (kernel,) = compile_sm90(
         "matmul_w4a16.kernel:matmul_w4a16",

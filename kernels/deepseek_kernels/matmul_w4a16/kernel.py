@@ -4,11 +4,14 @@ The weight is the left operand and its tiles are stored as the threads hold them
 go from memory to arithmetic without being rearranged; see `reference` for the order.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
 from deepseek_kernels._counters import counters
 from deepseek_kernels.gate.kernel import silu_mul
@@ -25,6 +28,9 @@ from deepseek_kernels.matmul_w4a16.reference import TILE_COLUMNS, TILE_ROWS
 
 GROUP = tl.constexpr(128)
 TILE = tl.constexpr(8192)
+
+REGISTERS = 65536
+"""Of a multiprocessor, 32 bits each."""
 
 # 128 + code is the bf16 number with the code in its last bits; what a code of zero stands for,
 # 128 + zero point, is subtracted exactly.
@@ -132,47 +138,49 @@ def decode(
     return b_low, b_high
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def w4a16_kernel(
+@triton.jit
+def prefetch_tile(
+    w_ptr, i_n, first, last, num_blocks, padded_rows, BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """Fetch the first two blocks of columns, which lie one behind the other, into L2."""
+    if OVERLAP:
+        TILES: tl.constexpr = BLOCK_N // 64
+        o_lines = tl.arange(0, TILES * 2 * TILE // 128) * 128
+        o_line_tile = i_n.to(tl.int64) * TILES + o_lines // (2 * TILE)
+        p_lines = w_ptr + (o_line_tile * num_blocks + first) * TILE + o_lines % (2 * TILE)
+        m_lines = (o_line_tile * 64 < padded_rows) & (first + o_lines % (2 * TILE) // TILE < last)
+        prefetch(tl.where(m_lines, p_lines, w_ptr))
+
+
+@triton.jit
+def multiply_blocks(
     x_ptr,
     w_ptr,
     scale_ptr,
     zero_ptr,
-    bias_ptr,
-    out_ptr,
-    partial_ptr,
-    counter_ptr,
+    i_n,
+    i_m,
+    first,
+    last,
     num_tokens,
-    N,
     K,
+    num_blocks,
     padded_rows,
     stride_x,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    SPLITS: tl.constexpr,
     SCALE_TYPE: tl.constexpr,
     SCALED: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
     NATIVE: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
-    # Tiles of tokens are neighbours, so that the weight is read from memory once.
-    num_m = tl.cdiv(num_tokens, BLOCK_M)
-    i_n = tl.program_id(0) // num_m
-    i_m = tl.program_id(0) % num_m
-    i_split = tl.program_id(1)
+    """Return the sum over the blocks `[first, last)` of columns for a tile of the output."""
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
     o_k = tl.arange(0, GROUP)
     o_bytes = tl.arange(0, BLOCK_N // 64 * TILE)
     m_m = o_m < num_tokens
-    # This program sums the tiles [first, last) of columns.
-    num_blocks = tl.cdiv(K, 2 * GROUP)
-    per_split = tl.cdiv(num_blocks, SPLITS)
-    first = i_split * per_split
-    last = min(first + per_split, num_blocks)
-
     # Tiles are stored along the columns. A quarter of every tile of 64 rows is followed by the
     # same quarter of the next: four warps hold 64 rows, eight hold 128.
     TILES: tl.constexpr = BLOCK_N // 64
@@ -184,15 +192,6 @@ def w4a16_kernel(
     m_w = o_tile * 64 < padded_rows
     p_x = x_ptr + o_m.to(tl.int64)[None, :] * stride_x + o_k[:, None]
     m_n = o_n < padded_rows
-    if OVERLAP:
-        # The first two tiles of columns, which lie one behind the other.
-        o_lines = tl.arange(0, TILES * 2 * TILE // 128) * 128
-        o_line_tile = i_n.to(tl.int64) * TILES + o_lines // (2 * TILE)
-        p_lines = w_ptr + (o_line_tile * num_blocks + first) * TILE + o_lines % (2 * TILE)
-        m_lines = (o_line_tile * 64 < padded_rows) & (first + o_lines % (2 * TILE) // TILE < last)
-        prefetch(tl.where(m_lines, p_lines, w_ptr))
-    wait_for_predecessor(OVERLAP)
-
     b_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     b_zeros = tl.full([BLOCK_N], 0x0808, tl.int16)
     # The scales of a tile are loaded one turn ahead.
@@ -240,10 +239,95 @@ def w4a16_kernel(
             b_acc += b_part * b_low_scale.to(tl.float32)[:, None]
             b_part = tl.dot(b_high, b_high_x, input_precision="ieee")
             b_acc += b_part * b_high_scale.to(tl.float32)[:, None]
+    return b_acc
+
+
+@triton.jit
+def store_tile(
+    b_acc,
+    bias_ptr,
+    out_ptr,
+    i_n,
+    i_m,
+    num_tokens,
+    N,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Store a tile of the output `[BLOCK_N, BLOCK_M]`, its bias added."""
+    o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_out = o_n < N
+    if bias_ptr is not None:
+        b_acc += tl.load(bias_ptr + o_n, mask=m_out, other=0.0).to(tl.float32)[:, None]
+    p_out = out_ptr + o_m.to(tl.int64)[None, :] * N + o_n[:, None]
+    m_tile = m_out[:, None] & (o_m < num_tokens)[None, :]
+    tl.store(p_out, b_acc.to(out_ptr.dtype.element_ty), mask=m_tile)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def w4a16_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    counter_ptr,
+    num_tokens,
+    N,
+    K,
+    padded_rows,
+    stride_x,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SCALE_TYPE: tl.constexpr,
+    SCALED: tl.constexpr,
+    EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
+    NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Multiply by tiles: each program sums a tile of the output, or one of equal parts of it."""
+    # Tiles of tokens are neighbours, so that the weight is read from memory once.
+    i_tile = tl.program_id(0)
+    num_m = tl.cdiv(num_tokens, BLOCK_M)
+    i_n = i_tile // num_m
+    i_m = i_tile % num_m
+    i_split = tl.program_id(1)
+    num_blocks = tl.cdiv(K, 2 * GROUP)
+    per_split = tl.cdiv(num_blocks, SPLITS)
+    first = i_split * per_split
+    last = min(first + per_split, num_blocks)
+    prefetch_tile(w_ptr, i_n, first, last, num_blocks, padded_rows, BLOCK_N, OVERLAP)
+    wait_for_predecessor(OVERLAP)
+    b_acc = multiply_blocks(
+        x_ptr,
+        w_ptr,
+        scale_ptr,
+        zero_ptr,
+        i_n,
+        i_m,
+        first,
+        last,
+        num_tokens,
+        K,
+        num_blocks,
+        padded_rows,
+        stride_x,
+        BLOCK_N,
+        BLOCK_M,
+        SCALE_TYPE,
+        SCALED,
+        EVEN,
+        STAGES,
+        NATIVE,
+    )
     release_successor(OVERLAP)
 
     if SPLITS > 1:
-        i_tile = tl.program_id(0)
         o_part = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
         p_part = partial_ptr + i_tile.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_M) + o_part
         tl.store(p_part + i_split * (BLOCK_N * BLOCK_M), b_acc, cache_modifier=".cg")
@@ -256,12 +340,117 @@ def w4a16_kernel(
         b_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for i_part in tl.static_range(SPLITS):
             b_acc += tl.load(p_part + i_part * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+    store_tile(b_acc, bias_ptr, out_ptr, i_n, i_m, num_tokens, N, BLOCK_N, BLOCK_M)
 
-    m_out = o_n < N
-    if bias_ptr is not None:
-        b_acc += tl.load(bias_ptr + o_n, mask=m_out, other=0.0).to(tl.float32)[:, None]
-    p_out = out_ptr + o_m.to(tl.int64)[None, :] * N + o_n[:, None]
-    tl.store(p_out, b_acc.to(out_ptr.dtype.element_ty), mask=m_out[:, None] & m_m[None, :])
+
+@triton.jit
+def program_of(i_unit, num_units):
+    """Return the program whose share holds a unit."""
+    return (((i_unit + 1) * tl.num_programs(0).to(tl.int64) - 1) // num_units).to(tl.int32)
+
+
+@triton.jit
+def share_begin(i_program, num_units):
+    """Return the first unit of a program's share; it ends where the next one's begins."""
+    return (num_units.to(tl.int64) * i_program // tl.num_programs(0)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def w4a16_shares_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    counter_ptr,
+    num_tokens,
+    N,
+    K,
+    padded_rows,
+    stride_x,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SCALE_TYPE: tl.constexpr,
+    SCALED: tl.constexpr,
+    EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
+    NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Multiply by equal shares, where tiles would leave many multiprocessors idle at the end.
+
+    A unit is a block of columns of a tile, a share a run of units: a program begins inside one
+    tile, may do others as a whole, and ends inside another. The last of the programs that share
+    a tile adds their parts in their order.
+    """
+    i_program = tl.program_id(0)
+    num_m = tl.cdiv(num_tokens, BLOCK_M)
+    num_blocks = tl.cdiv(K, 2 * GROUP)
+    num_units = tl.cdiv(N, BLOCK_N) * num_m * num_blocks
+    begin = share_begin(i_program, num_units)
+    end = share_begin(i_program + 1, num_units)
+    first_tile = begin // num_blocks
+    last_tile = (end - 1) // num_blocks
+    first = begin % num_blocks
+    last = min(end - first_tile * num_blocks, num_blocks)
+    i_n = first_tile // num_m
+    prefetch_tile(w_ptr, i_n, first, last, num_blocks, padded_rows, BLOCK_N, OVERLAP)
+    wait_for_predecessor(OVERLAP)
+
+    o_part = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    for i_tile in tl.range(first_tile, last_tile + 1, num_stages=1):
+        i_n = i_tile // num_m
+        i_m = i_tile % num_m
+        tile_begin = i_tile * num_blocks
+        first = max(begin - tile_begin, 0)
+        last = min(end - tile_begin, num_blocks)
+        b_acc = multiply_blocks(
+            x_ptr,
+            w_ptr,
+            scale_ptr,
+            zero_ptr,
+            i_n,
+            i_m,
+            first,
+            last,
+            num_tokens,
+            K,
+            num_blocks,
+            padded_rows,
+            stride_x,
+            BLOCK_N,
+            BLOCK_M,
+            SCALE_TYPE,
+            SCALED,
+            EVEN,
+            STAGES,
+            NATIVE,
+        )
+        is_whole = last - first == num_blocks
+        if not is_whole:
+            # A share has at most two tiles in part: where it begins and where it ends.
+            slot = 2 * i_program + (tile_begin < begin).to(tl.int32)
+            p_part = partial_ptr + slot.to(tl.int64) * (BLOCK_N * BLOCK_M) + o_part
+            tl.store(p_part, b_acc, cache_modifier=".cg")
+            # Every thread's part is visible before the arrival is.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(counter_ptr + i_tile, 1, sem="acq_rel")
+            first_program = program_of(tile_begin, num_units)
+            last_program = program_of(tile_begin + num_blocks - 1, num_units)
+            is_whole = arrived == last_program - first_program
+            if is_whole:
+                tl.store(counter_ptr + i_tile, 0)
+                b_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                for i_other in range(first_program, last_program + 1):
+                    is_begun = tile_begin < share_begin(i_other, num_units)
+                    slot = 2 * i_other + is_begun.to(tl.int32)
+                    p_part = partial_ptr + slot.to(tl.int64) * (BLOCK_N * BLOCK_M) + o_part
+                    b_acc += tl.load(p_part, cache_modifier=".cg")
+        if is_whole:
+            store_tile(b_acc, bias_ptr, out_ptr, i_n, i_m, num_tokens, N, BLOCK_N, BLOCK_M)
+    release_successor(OVERLAP)
 
 
 @triton.jit
@@ -327,15 +516,37 @@ def matmul_w4a16(
     block_n = config["block_n"]
     block_m = min(max(16, triton.next_power_of_2(tokens)), config["block_m"])
     tiles = triton.cdiv(out_features, block_n) * triton.cdiv(tokens, block_m)
-    splits = split_count(x.device, tiles, triton.cdiv(columns, TILE_COLUMNS), config["per_sm"])
-    partial = counter = None
-    if splits > 1:
-        elements = tiles * splits * block_n * block_m
-        partial = torch.empty(elements, dtype=torch.float32, device=x.device)
-        counter = counters(x.device, tiles)
+    blocks = triton.cdiv(columns, TILE_COLUMNS)
+    per_sm, warps = config["per_sm"], config["num_warps"]
     padded_rows = weight.shape[0] * TILE_ROWS
     overlap = is_compiled()
-    w4a16_kernel[(tiles, splits)](
+    options: dict[str, Any] = {
+        "BLOCK_N": block_n,
+        "BLOCK_M": block_m,
+        "SCALE_TYPE": tl.bfloat16 if scale.dtype == torch.bfloat16 else tl.float16,
+        "SCALED": bool(config.get("scaled")),
+        "EVEN": padded_rows % block_n == 0 and columns % TILE_COLUMNS == 0,
+        "STAGES": config["num_stages"],
+        "NATIVE": overlap and x.dtype == torch.bfloat16,
+        "OVERLAP": overlap,
+        "num_warps": warps,
+        "launch_pdl": overlap,
+    }
+    if config.get("equal"):
+        programs = min(per_sm * multiprocessors(x.device), max(1, tiles * blocks // 2))
+        kernel, num_parts = w4a16_shares_kernel[(programs,)], 2 * programs
+        # All programs have to run at once, or their shares are not equal in time.
+        options["maxnreg"] = min(255, REGISTERS // (32 * warps * per_sm) // 8 * 8)
+    else:
+        splits = split_count(x.device, tiles, blocks, per_sm)
+        kernel, num_parts = w4a16_kernel[(tiles, splits)], tiles * splits if splits > 1 else 0
+        options["SPLITS"] = splits
+    partial = counter = None
+    if num_parts:
+        elements = num_parts * block_n * block_m
+        partial = torch.empty(elements, dtype=torch.float32, device=x.device)
+        counter = counters(x.device, tiles)
+    kernel(
         x,
         weight,
         scale.view(torch.int32),
@@ -349,17 +560,7 @@ def matmul_w4a16(
         columns,
         padded_rows,
         x.stride(0),
-        BLOCK_N=block_n,
-        BLOCK_M=block_m,
-        SPLITS=splits,
-        SCALE_TYPE=tl.bfloat16 if scale.dtype == torch.bfloat16 else tl.float16,
-        SCALED=bool(config.get("scaled")),
-        EVEN=padded_rows % block_n == 0 and columns % TILE_COLUMNS == 0,
-        STAGES=config["num_stages"],
-        NATIVE=overlap and x.dtype == torch.bfloat16,
-        OVERLAP=overlap,
-        num_warps=config["num_warps"],
-        launch_pdl=overlap,
+        **options,
     )
     return out
 

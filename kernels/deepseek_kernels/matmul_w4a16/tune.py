@@ -35,22 +35,23 @@ def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
     return call, cost(x, weight, scale, rows).bytes
 
 
-_NAMES = ("block_n", "block_m", "per_sm", "num_warps", "num_stages", "scaled")
+_NAMES = ("block_n", "block_m", "per_sm", "num_warps", "num_stages", "scaled", "equal")
 
 _CANDIDATES = (
     *(
         dict(zip(_NAMES, tile, strict=True))
         for tile in (
-            (64, 16, 4, 4, 3, 0),
-            (64, 16, 6, 4, 3, 0),
-            (64, 32, 3, 4, 3, 0),
-            (64, 64, 2, 4, 3, 0),
-            (64, 64, 2, 4, 3, 1),
-            (64, 64, 3, 4, 2, 1),
-            (128, 32, 2, 8, 3, 1),
-            (128, 64, 1, 8, 3, 1),
-            (128, 64, 2, 8, 2, 1),
-            (128, 128, 1, 8, 3, 1),
+            (64, 16, 4, 4, 3, 0, 0),
+            (64, 32, 3, 4, 3, 0, 0),
+            (64, 64, 2, 4, 3, 0, 0),
+            (64, 64, 2, 4, 3, 1, 0),
+            (64, 64, 2, 4, 3, 1, 1),
+            (64, 64, 3, 4, 2, 1, 0),
+            (128, 32, 2, 8, 3, 1, 0),
+            (128, 64, 1, 8, 3, 1, 0),
+            (128, 64, 2, 8, 2, 1, 0),
+            (128, 128, 1, 8, 3, 1, 0),
+            (128, 128, 1, 8, 3, 1, 1),
         )
     ),
     {"library": 1},
