@@ -114,16 +114,18 @@ def test_wrong_arguments_are_named(change, message):
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
-def test_codes_stay_in_registers_on_hopper(compile_sm90, spec, dtype):
+@pytest.mark.parametrize("tokens", [16, 64, 128, 192, 1024])
+def test_codes_stay_in_registers_on_hopper(compile_sm90, spec, tokens, dtype):
     (kernel,) = compile_sm90(
         "matmul_w8a16.kernel:matmul_w8a16",
-        spec((16, 3584)),
+        spec((tokens, 3584)),
         spec((4608, 3584), dtype),
         spec((4608,), "float32"),
         None,
     )
 
     assert kernel.spill_bytes == 0
-    assert kernel.registers <= 128
-    assert kernel.matrix_instructions >= 16
+    assert kernel.registers <= (128 if tokens == 16 else 255)
+    assert kernel.matrix_instructions >= 4
+    assert (kernel.wgmma_instructions > 0) == (tokens > 32)
     assert kernel.shared_bytes <= 113 * 1024

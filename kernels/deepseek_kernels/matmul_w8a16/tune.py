@@ -1,7 +1,7 @@
 """Candidates for `configs/matmul_w8a16.json` and `matmul_w8a16_gemv.json`.
 
-Two warps only for the first: four would take the asynchronous matrix unit, whose operands in
-registers Triton 3.6 may overwrite too early.
+Two warps use the old matrix instruction, whose many loads in flight suit few tokens; four share
+the asynchronous one, which computes twice as fast.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from deepseek_kernels.tuning import Space
 
 
 def _workload(limits: Mapping[str, int]) -> tuple[Callable[[], object], int]:
-    return _product(*sizes(limits, most_tokens=256))
+    return _product(*sizes(limits, most_tokens=2048))
 
 
 def _product(tokens: int, rows: int, columns: int) -> tuple[Callable[[], object], int]:
@@ -28,13 +28,16 @@ _CANDIDATES = (
     *skinny_candidates(
         (
             (64, 128, 4, 2, 4),
-            (64, 128, 4, 2, 6),
             (64, 128, 8, 2, 3),
             (32, 128, 8, 2, 4),
-            (64, 128, 3, 2, 6),
-            (64, 256, 3, 2, 3),
+            (64, 128, 3, 4, 3),
+            (64, 128, 6, 4, 3),
         ),
         block_m=64,
+    ),
+    *skinny_candidates(
+        ((64, 128, 3, 4, 3), (64, 128, 4, 4, 3), (64, 64, 4, 4, 4), (128, 128, 1, 8, 4)),
+        block_m=128,
     ),
     {"library": 1},
 )
@@ -42,7 +45,11 @@ _CANDIDATES = (
 SPACES = (
     Space(
         op="matmul_w8a16",
-        buckets=buckets((16, 64)),
+        buckets=(
+            *buckets((16, 32))[:-1],
+            *({"m": tokens} for tokens in (64, 128, 192, 512, 1024)),
+            {},
+        ),
         candidates=lambda _limits: _CANDIDATES,
         workload=_workload,
     ),

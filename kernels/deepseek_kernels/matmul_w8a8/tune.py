@@ -48,6 +48,7 @@ _CANDIDATES = (
         block_m=128,
     ),
     *skinny_candidates(((64, 128, 3, 4, 4), (64, 128, 2, 4, 6)), block_m=128, tokens_left=1),
+    *skinny_candidates(((64, 128, 2, 4, 6),), block_m=64, tokens_left=1),
     {"library": 1},
 )
 
@@ -60,6 +61,7 @@ _BLOCK_CANDIDATES = (
             (64, 128, 3, 4, 4),
             (64, 128, 2, 4, 6),
             (64, 128, 1, 4, 6),
+            (64, 128, 1, 4, 8),
             (128, 128, 1, 4, 6),
             (128, 128, 2, 8, 4),
         ),
@@ -103,7 +105,7 @@ SPACES = (
     ),
     Space(
         op="matmul_w8a8_blocks",
-        buckets=buckets((16, 64, 128)),
+        buckets=buckets((16, 32, 64, 128)),
         candidates=lambda _limits: _BLOCK_CANDIDATES,
         workload=_by_blocks,
     ),
