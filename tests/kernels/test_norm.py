@@ -46,16 +46,36 @@ def test_layer_norm_equals_its_reference(lane, rows, columns, bias):
     assert_close("out", out, reference.layer_norm(x, weight, shift, None, 1e-5))
 
 
-def test_long_rows_keep_their_variance_however_they_begin(lane):
-    x, weight = lane.randn(4, 9001) + 3, lane.randn(9001)
-    x[1] += 200
+@pytest.mark.parametrize("columns", [8193, 9001, 16384])
+@pytest.mark.parametrize("rows", [4, 300], ids=["few", "many"])
+def test_long_rows_keep_their_variance_however_they_begin(lane, rows, columns):
+    x, weight = lane.randn(rows, columns + 8)[:, :columns] + 3, lane.randn(columns)
+    # Large enough to cancel no result, whose error would count many times.
+    bias = lane.randn(columns).abs() + 8
+    # In fp32 the rounding of so large a mean is many ulp of a result near zero.
+    x[1] += 200 if lane.dtype.itemsize == 2 else 0
     x[2, :8] = 1000
     x[3] = 7
 
     out = layer_norm(x, weight)
+    shifted = layer_norm(x, weight, bias)
 
-    assert_close("out", out[:3], reference.layer_norm(x[:3], weight, None, None, 1e-5))
     assert torch.equal(out[3], torch.zeros_like(out[3]))
+    others = torch.cat([x[:3], x[4:]])
+    for given, result in ((None, out), (bias, shifted)):
+        expected = reference.layer_norm(others, weight, given, None, 1e-5)
+        assert_close("out", torch.cat([result[:3], result[4:]]), expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=str)
+def test_non_finite_input_stays_in_its_long_row(one_lane, bad):
+    x, weight = one_lane.randn(257, 9001), one_lane.randn(9001)
+    x[1, 9000] = bad
+
+    out = layer_norm(x, weight)
+
+    assert out[1].isnan().all()
+    assert out[[0, *range(2, 257)]].isfinite().all()
 
 
 @pytest.mark.parametrize("group", [None, 128], ids=["row", "group"])

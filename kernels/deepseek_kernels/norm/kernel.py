@@ -1,4 +1,8 @@
-"""One program normalises `ROWS` whole rows, read once and kept in registers."""
+"""One program normalises `ROWS` whole rows, read once and kept in registers.
+
+A long row of 16-bit numbers is kept as it came, in parts: half the registers, so that twice as
+many rows load at once.
+"""
 
 import torch
 import triton
@@ -39,7 +43,6 @@ def norm_kernel(
     MAXIMUM: tl.constexpr,
     GROUP: tl.constexpr,
     INTEGER: tl.constexpr,
-    NARROW: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     # Offsets are 64 bits wide from the row on: rows times stride passes 2^31.
@@ -48,8 +51,7 @@ def norm_kernel(
     m_rows = o_rows < num_rows
     m_tile = m_rows[:, None] & (o_columns < N)[None, :]  # [ROWS, BLOCK_N]
 
-    if not NARROW:
-        b_weight = tl.load(weight_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
+    b_weight = tl.load(weight_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
     take_turn(OVERLAP)
 
     p_x = x_ptr + o_rows[:, None] * stride_x + o_columns[None, :]
@@ -84,10 +86,6 @@ def norm_kernel(
     else:
         b_variance = tl.sum(b_values * b_values, 1) / N
     b_inverse = tl.rsqrt(b_variance + eps)
-    if NARROW:
-        # Only now are there registers for it.
-        tl.debug_barrier()
-        b_weight = tl.load(weight_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
     b_out = b_values * b_inverse[:, None] * b_weight[None, :]
     if HAS_BIAS:
         b_bias = tl.load(bias_ptr + o_columns, mask=o_columns < N, other=0.0).to(tl.float32)
@@ -106,6 +104,69 @@ def norm_kernel(
         tl.store(p_scale, tl.reshape(b_scale, [ROWS, GROUPS]), mask=m_scale)
     else:
         tl.store(p_out, b_out.to(out_ptr.dtype.element_ty), mask=m_tile)
+
+
+@triton.jit
+def kept_until(b_x, scalar, NATIVE: tl.constexpr):
+    """Return 16-bit values that the compiler cannot have converted before a square is known."""
+    if NATIVE:
+        # No square is -1, which the compiler does not know.
+        b_never = tl.zeros(b_x.shape, tl.int32) + (scalar == -1.0).to(tl.int32)
+        b_x = tl.inline_asm_elementwise(
+            "xor.b32 $0, $1, $2;", "=r,r,r,r", [b_x, b_never], b_x.dtype, is_pure=True, pack=2
+        )
+    return b_x
+
+
+@triton.jit
+def long_layer_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    stride_x,
+    stride_out,
+    eps,
+    N: tl.constexpr,
+    PART: tl.constexpr,
+    PARTS: tl.constexpr,
+    NATIVE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    o_part = tl.arange(0, PART)
+    take_turn(OVERLAP)
+    p_x = x_ptr + i_row * stride_x
+    b_parts = ()
+    for i in tl.static_range(PARTS):
+        o_columns = i * PART + o_part
+        b_part = tl.load(p_x + o_columns, mask=o_columns < N, other=0.0, cache_modifier=".cg")
+        b_parts += (b_part,)  # type: ignore[assignment]
+    # Both sums in one pass, as in `norm_kernel`.
+    o_first = tl.arange(0, SHIFT)
+    b_first = tl.load(p_x + o_first, mask=o_first < N, other=0.0).to(tl.float32)
+    shift = tl.sum(b_first, 0) / min(N, SHIFT)
+    b_sum = tl.zeros([PART], tl.float32)
+    b_square = tl.zeros([PART], tl.float32)
+    for i in tl.static_range(PARTS):
+        b_values = tl.where(i * PART + o_part < N, b_parts[i].to(tl.float32) - shift, 0.0)
+        b_sum += b_values
+        b_square += b_values * b_values
+    mean = tl.sum(b_sum, 0) / N
+    square = tl.sum(b_square, 0) / N
+    variance = tl.maximum(square - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    inverse = tl.rsqrt(variance + eps)
+
+    p_out = out_ptr + i_row * stride_out
+    for i in tl.static_range(PARTS):
+        o_columns = i * PART + o_part
+        m_columns = o_columns < N
+        b_values = kept_until(b_parts[i], square, NATIVE).to(tl.float32) - shift
+        b_weight = tl.load(weight_ptr + o_columns, mask=m_columns, other=0.0).to(tl.float32)
+        b_out = (b_values - mean) * inverse * b_weight
+        if bias_ptr is not None:
+            b_out += tl.load(bias_ptr + o_columns, mask=m_columns, other=0.0).to(tl.float32)
+        tl.store(p_out + o_columns, b_out.to(out_ptr.dtype.element_ty), mask=m_columns)
 
 
 def rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None, eps: float) -> Tensor:
@@ -184,9 +245,27 @@ def _launch(
         group = columns // scale.shape[1]
         group = block if group == columns else group
     one_pass = centred and residual is None and x.element_size() == 2 and columns > SHORT_ROW
-    # Twice the warps with half the registers each: as many rows, and more loads under way.
-    # Scales would not fit.
-    narrow = one_pass and scale is None and bool(config.get("narrow"))
+    parts = config.get("parts", 1)
+    if one_pass and scale is None and parts > 1:
+        long_layer_norm_kernel[(num_rows,)](
+            x,
+            weight,
+            bias,
+            out,
+            x.stride(0),
+            out.stride(0),
+            eps,
+            N=columns,
+            PART=block // parts,
+            PARTS=parts,
+            NATIVE=not triton.knobs.runtime.interpret,
+            OVERLAP=overlap,
+            num_warps=config["num_warps"],
+            # Four rows at once on a multiprocessor.
+            maxnreg=65536 // (4 * 32 * config["num_warps"]),
+            launch_pdl=overlap,
+        )
+        return
     norm_kernel[(triton.cdiv(num_rows, rows),)](
         x,
         residual,
@@ -209,9 +288,7 @@ def _launch(
         MAXIMUM=MAXIMUM.get(out.dtype, 0.0),
         GROUP=group,
         INTEGER=out.dtype == torch.int8,
-        NARROW=narrow,
         OVERLAP=overlap,
-        num_warps=config["num_warps"] * (2 if narrow else 1),
-        maxnreg=64 if narrow else None,
+        num_warps=config["num_warps"],
         launch_pdl=overlap,
     )

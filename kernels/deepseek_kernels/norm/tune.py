@@ -24,8 +24,8 @@ def _candidates(limits: Mapping[str, int]) -> list[dict[str, int]]:
     """Give each thread 8 to 64 elements of one row, or of several short ones."""
     columns = limits.get("columns", 32768)
     return [
-        {"rows": rows, "num_warps": warps, "narrow": narrow}
-        for narrow in ((0, 1) if columns == 16384 and limits.get("centred", 1) else (0,))
+        {"rows": rows, "num_warps": warps, "parts": parts}
+        for parts in ((1, 4, 8) if columns == 16384 and limits.get("centred", 1) else (1,))
         for rows in ((1, 2, 4) if columns <= 256 else (1,))
         for warps in (1, 2, 4, 8, 16, 32)
         if 8 <= rows * columns // (32 * warps) <= 64
