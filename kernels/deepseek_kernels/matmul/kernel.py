@@ -235,12 +235,13 @@ def skinny_kernel(
     ASYNCHRONOUS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    # Tiles of tokens are neighbours, so that the weight is read from memory once.
     i_tile = tl.program_id(0)
     i_split = tl.program_id(1)
-    num_tiles = tl.cdiv(N, BLOCK_N)
-    i_n = i_tile % num_tiles
+    num_m = tl.cdiv(num_tokens, BLOCK_M)
+    i_n = i_tile // num_m
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_m = (i_tile // num_tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    o_m = (i_tile % num_m) * BLOCK_M + tl.arange(0, BLOCK_M)
     o_k = tl.arange(0, BLOCK_K)
     m_n = o_n < N
     m_m = o_m < num_tokens
