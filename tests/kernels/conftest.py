@@ -131,6 +131,24 @@ def triton_backend() -> Iterator[None]:
     deepseek_kernels.set_backend("auto")
 
 
+@pytest.fixture
+def run_backwards(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the interpreter run the last program first from now on: on a GPU any may be the first."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    def run() -> None:
+        set_grid_idx = builder.set_grid_idx
+        monkeypatch.setattr(
+            builder,
+            "set_grid_idx",
+            lambda *index: set_grid_idx(
+                *(size - 1 - one for size, one in zip(builder.grid_dim, index, strict=True))
+            ),
+        )
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill everything that `torch.empty` and its kin allocate with NaN, or the largest integer."""

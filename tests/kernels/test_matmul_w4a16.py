@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from deepseek_kernels import (
+    _counters,
+    _shares,
     gated_matmul_w4a16,
     matmul_w4a16,
     pack_w4a16,
@@ -44,20 +46,22 @@ def test_product_equals_its_reference(lane, tokens, rows, columns, symmetric):
 
 @ZEROS
 @pytest.mark.parametrize("programs", [1, 2, 3, 7, 13, 24])
-def test_equal_shares_of_tiles_add_up(lane, monkeypatch, programs, symmetric):
+def test_equal_shares_of_tiles_add_up(lane, monkeypatch, run_backwards, programs, symmetric):
     """Of 12 tiles of 4 blocks: several tiles for one program, and several programs for one."""
     names = ("block_n", "block_m", "per_sm", "num_warps", "num_stages", "scaled", "equal")
     config = dict(zip(names, (64, 64, 1, 4, 3, 1, 1), strict=True))
     monkeypatch.setattr(kernel, "_config", lambda _x, _out_features: config)
-    monkeypatch.setattr(kernel, "multiprocessors", lambda _device: programs)
+    monkeypatch.setattr(_shares, "multiprocessors", lambda _device: programs)
     x, bias = lane.randn(130, 1000), lane.randn(250)
     packed = pack_w4a16(*random_weight(lane, 250, 1000, symmetric))
 
     out = matmul_w4a16(x, *packed, bias, out_features=250)
 
     assert_close("out", out, reference.matmul_w4a16(x, *packed, bias, 250))
-    # Counters are as they were, or the next sum would end too early.
+    run_backwards()
     assert torch.equal(matmul_w4a16(x, *packed, bias, out_features=250), out)
+    # Counters are as they were, or a later sum would end too early.
+    assert not _counters._counters[x.device].any()
 
 
 @ZEROS
