@@ -5,7 +5,6 @@ import torch
 
 from deepseek_kernels import (
     _counters,
-    _shares,
     gated_matmul_w4a16,
     matmul_w4a16,
     pack_w4a16,
@@ -51,7 +50,7 @@ def test_equal_shares_of_tiles_add_up(lane, monkeypatch, run_backwards, programs
     names = ("block_n", "block_m", "per_sm", "num_warps", "num_stages", "scaled", "equal")
     config = dict(zip(names, (64, 64, 1, 4, 3, 1, 1), strict=True))
     monkeypatch.setattr(kernel, "_config", lambda _x, _out_features: config)
-    monkeypatch.setattr(_shares, "multiprocessors", lambda _device: programs)
+    monkeypatch.setattr(kernel, "multiprocessors", lambda _device: programs)
     x, bias = lane.randn(130, 1000), lane.randn(250)
     packed = pack_w4a16(*random_weight(lane, 250, 1000, symmetric))
 

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepseek_kernels._backend import multiprocessors
 from deepseek_kernels._configs import pick
 from deepseek_kernels._counters import counters
-from deepseek_kernels._shares import add_shares, most_registers, share_begin, share_count
 from deepseek_kernels.gate.kernel import silu_mul
 from deepseek_kernels.gated_matmul.kernel import gated_matmul
 from deepseek_kernels.matmul.kernel import (
@@ -28,6 +28,9 @@ from deepseek_kernels.matmul_w4a16.reference import TILE_COLUMNS, TILE_ROWS
 
 GROUP = tl.constexpr(128)
 TILE = tl.constexpr(8192)
+
+REGISTERS = 65536
+"""Of a multiprocessor, 32 bits each."""
 
 # 128 + code is the bf16 number with the code in its last bits; what a code of zero stands for,
 # 128 + zero point, is subtracted exactly.
@@ -340,6 +343,18 @@ def w4a16_kernel(
     store_tile(b_acc, bias_ptr, out_ptr, i_n, i_m, num_tokens, N, BLOCK_N, BLOCK_M)
 
 
+@triton.jit
+def program_of(i_unit, num_units):
+    """Return the program whose share holds a unit."""
+    return (((i_unit + 1) * tl.num_programs(0).to(tl.int64) - 1) // num_units).to(tl.int32)
+
+
+@triton.jit
+def share_begin(i_program, num_units):
+    """Return the first unit of a program's share; it ends where the next one's begins."""
+    return (num_units.to(tl.int64) * i_program // tl.num_programs(0)).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def w4a16_shares_kernel(
     x_ptr,
@@ -367,7 +382,8 @@ def w4a16_shares_kernel(
     """Multiply by equal shares, where tiles would leave many multiprocessors idle at the end.
 
     A unit is a block of columns of a tile, a share a run of units: a program begins inside one
-    tile, may do others as a whole, and ends inside another.
+    tile, may do others as a whole, and ends inside another. The last of the programs that share
+    a tile adds their parts in their order.
     """
     i_program = tl.program_id(0)
     num_m = tl.cdiv(num_tokens, BLOCK_M)
@@ -383,11 +399,13 @@ def w4a16_shares_kernel(
     prefetch_tile(w_ptr, i_n, first, last, num_blocks, padded_rows, BLOCK_N, OVERLAP)
     wait_for_predecessor(OVERLAP)
 
+    o_part = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     for i_tile in tl.range(first_tile, last_tile + 1, num_stages=1):
         i_n = i_tile // num_m
         i_m = i_tile % num_m
-        first = max(begin - i_tile * num_blocks, 0)
-        last = min(end - i_tile * num_blocks, num_blocks)
+        tile_begin = i_tile * num_blocks
+        first = max(begin - tile_begin, 0)
+        last = min(end - tile_begin, num_blocks)
         b_acc = multiply_blocks(
             x_ptr,
             w_ptr,
@@ -410,10 +428,27 @@ def w4a16_shares_kernel(
             STAGES,
             NATIVE,
         )
-        b_acc, is_sum = add_shares(
-            b_acc, partial_ptr, counter_ptr, i_tile, first, last, num_blocks, num_units
-        )
-        if is_sum:
+        is_whole = last - first == num_blocks
+        if not is_whole:
+            # A share has at most two tiles in part: where it begins and where it ends.
+            slot = 2 * i_program + (tile_begin < begin).to(tl.int32)
+            p_part = partial_ptr + slot.to(tl.int64) * (BLOCK_N * BLOCK_M) + o_part
+            tl.store(p_part, b_acc, cache_modifier=".cg")
+            # Every thread's part is visible before the arrival is.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(counter_ptr + i_tile, 1, sem="acq_rel")
+            first_program = program_of(tile_begin, num_units)
+            last_program = program_of(tile_begin + num_blocks - 1, num_units)
+            is_whole = arrived == last_program - first_program
+            if is_whole:
+                tl.store(counter_ptr + i_tile, 0)
+                b_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                for i_other in range(first_program, last_program + 1):
+                    is_begun = tile_begin < share_begin(i_other, num_units)
+                    slot = 2 * i_other + is_begun.to(tl.int32)
+                    p_part = partial_ptr + slot.to(tl.int64) * (BLOCK_N * BLOCK_M) + o_part
+                    b_acc += tl.load(p_part, cache_modifier=".cg")
+        if is_whole:
             store_tile(b_acc, bias_ptr, out_ptr, i_n, i_m, num_tokens, N, BLOCK_N, BLOCK_M)
     release_successor(OVERLAP)
 
@@ -498,9 +533,10 @@ def matmul_w4a16(
         "launch_pdl": overlap,
     }
     if config.get("equal"):
-        programs = share_count(x.device, tiles * blocks, per_sm)
+        programs = min(per_sm * multiprocessors(x.device), max(1, tiles * blocks // 2))
         kernel, num_parts = w4a16_shares_kernel[(programs,)], 2 * programs
-        options["maxnreg"] = most_registers(per_sm, warps)
+        # All programs have to run at once, or their shares are not equal in time.
+        options["maxnreg"] = min(255, REGISTERS // (32 * warps * per_sm) // 8 * 8)
     else:
         splits = split_count(x.device, tiles, blocks, per_sm)
         kernel, num_parts = w4a16_kernel[(tiles, splits)], tiles * splits if splits > 1 else 0
