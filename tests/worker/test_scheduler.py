@@ -125,6 +125,42 @@ def test_a_step_that_decoding_waits_for_is_short_unless_much_waits():
     assert step_beside(2, 200) == 2048
 
 
+def prompts_of_steps(lengths, limits=LIMITS):
+    """What each step reads of prompts with these lengths, beside four sequences that decode."""
+    subject = scheduler(
+        num_pages=10**6, max_running_requests=10**4, limits=limits, prefix_cache=False
+    )
+    for _ in range(4):
+        subject.add(sequence(1, 99))
+    run(subject, subject.schedule())
+    for length in lengths:
+        subject.add(sequence([1] * length, max_tokens=1))
+    steps = []
+    while subject.waiting or any(not other.is_decoding for other in subject.running):
+        batch = subject.schedule()
+        steps.append([entry.num_tokens for entry in batch.entries if entry.num_tokens > 1])
+        run(subject, batch)
+    return steps
+
+
+def test_a_step_is_an_eighth_longer_where_that_ends_a_prompt():
+    assert prompts_of_steps([787]) == [[787]]
+    assert prompts_of_steps([788]) == [[700], [88]]
+    # The last of three prompts that arrive together ends in the fourth step, not the fifth.
+    assert prompts_of_steps([950, 950, 950]) == [[700], [250, 450], [500, 200], [750]]
+
+
+def test_a_step_takes_one_prompt_more_but_not_the_beginning_of_another():
+    assert prompts_of_steps([400, 380, 900]) == [[400, 380], [700], [200]]
+
+
+def test_no_step_is_longer_than_the_longest():
+    limits = StepLimits(tokens=716, short_tokens=704, chunks=9)
+
+    assert prompts_of_steps([712], limits) == [[712]]
+    assert prompts_of_steps([713], limits) == [[700], [13]]
+
+
 def test_many_decoding_sequences_do_not_stop_prompts():
     assert step_beside(900, 1) == 900 + LEAST_PROMPT_TOKENS
 

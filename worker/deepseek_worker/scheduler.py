@@ -5,7 +5,8 @@ there, which may be a step later, `register`, `resolve` and `finish`. The rules,
 
 1. Decoding sequences get one token each, then prompts that are half read, then new ones: a long
    prompt is read in chunks beside the others' decoding and never stops it. A step with decoding
-   sequences is short, unless so many prompts wait that reading them fast matters more.
+   sequences is short, unless so many prompts wait that reading them fast matters more. A short
+   one is somewhat longer where that ends a prompt: a small rest would wait for a whole step.
 2. A request is admitted only when the pages of its whole prompt are available, and one page for
    every running sequence besides, so that admission does not cause preemption at once.
 3. A request that does not fit yet may be passed by smaller ones behind it, `MAX_TIMES_PASSED`
@@ -28,6 +29,9 @@ LEAST_PROMPT_TOKENS = 256
 BACKLOG_PART = 8
 """A step that decoding sequences wait for reads this part of all unread prompts, so that pauses
 are long only where much is to be read, and a long step costs less for each token."""
+
+MORE_PART = 8
+"""A short step may be longer by this part where that ends a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Scheduler:
         reading = [sequence for sequence in self.running if not sequence.is_decoding]
         self._continue(decoding, entries, room)
         if entries:
-            room.tokens = min(room.tokens, self._prompt_tokens_beside(len(entries), reading))
+            self._limit(room, len(entries), reading)
         self._continue(reading, entries, room)
         if self.num_preemptions == num_preemptions_before:
             for sequence in self._admit(room):
@@ -212,20 +216,23 @@ class Scheduler:
                 return
             if sequence not in self.running or sequence.is_computed:
                 continue
-            num_tokens = min(sequence.num_uncomputed_tokens, room.tokens)
+            num_tokens = room.part_of(sequence)
             for victim in self._make_room(sequence, sequence.num_computed_tokens + num_tokens):
                 freed = entries.pop(victim, None)
                 room.tokens += freed.num_tokens if freed else 0
             if sequence in self.running:
                 _compute(sequence, entries, room)
 
-    def _prompt_tokens_beside(self, num_decoding: int, reading: list[Sequence]) -> int:
-        """How much of prompts a step may read that decoding sequences wait for."""
+    def _limit(self, room: "_Room", num_decoding: int, reading: list[Sequence]) -> None:
+        """Limit what a step that decoding sequences wait for reads of prompts."""
         unread = sum(sequence.num_uncomputed_tokens for sequence in reading)
         backlog = unread + self.num_waiting_pages * self.page_tokens
         # Large steps are captured in multiples of 256.
         tokens = max(self.limits.short_tokens, -(-backlog // BACKLOG_PART // 256) * 256)
-        return max(tokens - num_decoding, LEAST_PROMPT_TOKENS)
+        most = room.tokens
+        room.tokens = min(most, max(tokens - num_decoding, LEAST_PROMPT_TOKENS))
+        if tokens == self.limits.short_tokens:
+            room.more_tokens = min(room.tokens // MORE_PART, most - room.tokens)
 
     def _enqueue(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_order)
@@ -330,14 +337,21 @@ class _Room:
 
     tokens: int
     chunks: int
+    more_tokens: int = 0
+    """Besides, where they end a prompt."""
 
     @property
     def is_left(self) -> bool:
         return self.tokens > 0 and self.chunks > 0
 
+    def part_of(self, sequence: Sequence) -> int:
+        """How many of the sequence's tokens to compute."""
+        num_tokens = sequence.num_uncomputed_tokens
+        return num_tokens if num_tokens <= self.tokens + self.more_tokens else self.tokens
+
 
 def _compute(sequence: Sequence, entries: dict[Sequence, Scheduled], room: _Room) -> None:
-    num_tokens = min(sequence.num_uncomputed_tokens, room.tokens)
+    num_tokens = room.part_of(sequence)
     entries[sequence] = Scheduled(sequence, sequence.num_computed_tokens, num_tokens)
     room.tokens -= num_tokens
     room.chunks -= num_tokens > 1
