@@ -261,8 +261,8 @@ def _launch(
             NATIVE=not triton.knobs.runtime.interpret,
             OVERLAP=overlap,
             num_warps=config["num_warps"],
-            # Four rows at once on a multiprocessor.
-            maxnreg=65536 // (4 * 32 * config["num_warps"]),
+            # Four rows at once on a multiprocessor, where its 65,536 registers suffice.
+            maxnreg=max(64, 65536 // (4 * 32 * config["num_warps"])),
             launch_pdl=overlap,
         )
         return
