@@ -12,6 +12,9 @@ Backend = Literal["auto", "triton", "reference"]
 
 MINIMUM_CAPABILITY = (9, 0)
 
+REGISTERS = 65536
+"""Of a multiprocessor, 32 bits each."""
+
 _backend: Backend = "auto"
 _uses_triton: dict[torch.device, bool] = {}
 

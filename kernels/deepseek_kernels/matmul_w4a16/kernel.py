@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepseek_kernels._backend import multiprocessors
+from deepseek_kernels._backend import REGISTERS, multiprocessors
 from deepseek_kernels._configs import pick
 from deepseek_kernels._counters import counters
 from deepseek_kernels.gate.kernel import silu_mul
@@ -28,10 +28,6 @@ from deepseek_kernels.matmul_w4a16.reference import TILE_COLUMNS, TILE_ROWS
 
 GROUP = tl.constexpr(128)
 TILE = tl.constexpr(8192)
-
-REGISTERS = 65536
-"""Of a multiprocessor, 32 bits each."""
-
 # 128 + code is the bf16 number with the code in its last bits; what a code of zero stands for,
 # 128 + zero point, is subtracted exactly.
 _DECODE = """
@@ -430,7 +426,8 @@ def w4a16_shares_kernel(
         )
         is_whole = last - first == num_blocks
         if not is_whole:
-            # A share has at most two tiles in part: where it begins and where it ends.
+            # A share has at most two tiles in part: where it begins and where it ends. Adding
+            # them in a function of its own took 8 % longer at 256 tokens.
             slot = 2 * i_program + (tile_begin < begin).to(tl.int32)
             p_part = partial_ptr + slot.to(tl.int64) * (BLOCK_N * BLOCK_M) + o_part
             tl.store(p_part, b_acc, cache_modifier=".cg")

@@ -1,7 +1,7 @@
 """Candidates for `configs/matmul_w8a16.json` and `matmul_w8a16_gemv.json`.
 
-Two warps use the old matrix instruction, whose many loads in flight suit few tokens; four share
-the asynchronous one, which computes twice as fast.
+Two warps use the old matrix instruction, which was faster up to 32 tokens; four share the
+asynchronous one.
 """
 
 from collections.abc import Callable, Mapping

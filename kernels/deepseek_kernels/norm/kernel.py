@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deepseek_kernels._backend import REGISTERS
 from deepseek_kernels._configs import pick
 from deepseek_kernels._device import encode, overlaps, quantization_scale, take_turn
 from deepseek_kernels._quantize import MAXIMUM
@@ -107,11 +108,11 @@ def norm_kernel(
 
 
 @triton.jit
-def kept_until(b_x, scalar, NATIVE: tl.constexpr):
+def kept_until(b_x, square, NATIVE: tl.constexpr):
     """Return 16-bit values that the compiler cannot have converted before a square is known."""
     if NATIVE:
         # No square is -1, which the compiler does not know.
-        b_never = tl.zeros(b_x.shape, tl.int32) + (scalar == -1.0).to(tl.int32)
+        b_never = tl.zeros(b_x.shape, tl.int32) + (square == -1.0).to(tl.int32)
         b_x = tl.inline_asm_elementwise(
             "xor.b32 $0, $1, $2;", "=r,r,r,r", [b_x, b_never], b_x.dtype, is_pure=True, pack=2
         )
@@ -137,6 +138,7 @@ def long_layer_norm_kernel(
     o_part = tl.arange(0, PART)
     take_turn(OVERLAP)
     p_x = x_ptr + i_row * stride_x
+    # Jitted code takes no annotation for a tuple that grows.
     b_parts = ()
     for i in tl.static_range(PARTS):
         o_columns = i * PART + o_part
@@ -261,8 +263,8 @@ def _launch(
             NATIVE=not triton.knobs.runtime.interpret,
             OVERLAP=overlap,
             num_warps=config["num_warps"],
-            # Four rows at once on a multiprocessor, where its 65,536 registers suffice.
-            maxnreg=max(64, 65536 // (4 * 32 * config["num_warps"])),
+            # Four rows at once on a multiprocessor, where its registers suffice.
+            maxnreg=max(64, REGISTERS // (4 * 32 * config["num_warps"])),
             launch_pdl=overlap,
         )
         return
